@@ -16,6 +16,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -37,9 +38,7 @@ func TestLeaderDiesBeforeItsWrite(t *testing.T) {
 	shared.WaitForLeader(w.ctx, t, m)
 	n := w.createNode("n", "10.3.0.1")
 	name := w.createRequest(n, n, "10.3.0.1")
-	if err := held.WaitHits(w.ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, held.WaitHits(w.ctx, 1))
 	m.Kill()
 	shared.RunLeader(w.ctx, t, args(fleet.ShortTimings...)...)
 	w.waitUntilSigned(name)

@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -123,9 +124,7 @@ func kubelet(t testing.TB, node string) kubernetes.Interface {
 	config := shared.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node, Groups: []string{"system:nodes", "system:authenticated"}}
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return client
 }
 
@@ -162,9 +161,7 @@ func (w *fixture) createRequest(node string, hosts ...string) string {
 func (w *fixture) create(node string, request *certificatesv1.CertificateSigningRequest) string {
 	w.Helper()
 	created, err := kubelet(w, node).CertificatesV1().CertificateSigningRequests().Create(w.ctx, request, metav1.CreateOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 	w.Cleanup(func() { w.deleteRequest(created.Name) })
 	return created.Name
 }
@@ -180,9 +177,7 @@ func (w *fixture) deleteRequest(request string) {
 func (w *fixture) state(request string) (state string, signed bool) {
 	w.Helper()
 	r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, request, metav1.GetOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 	var types []string
 	for _, c := range r.Status.Conditions {
 		types = append(types, string(c.Type))

@@ -13,6 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -66,9 +67,7 @@ func (w *fixture) approvalTime(name string, begin time.Time) time.Duration {
 	requests := shared.Admin.CertificatesV1().CertificateSigningRequests()
 	for w.ctx.Err() == nil {
 		r, err := requests.Get(w.ctx, name, metav1.GetOptions{})
-		if err != nil {
-			w.Fatal(err)
-		}
+		assert.NoError(w, err)
 		if len(r.Status.Conditions) > 0 {
 			return time.Since(begin)
 		}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -29,14 +30,10 @@ func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 			name := w.createRequest(n, n, "10.1.0.1")
 			w.waitUntilSigned(name)
 			r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, name, metav1.GetOptions{})
-			if err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, err)
 			block, _ := pem.Decode(r.Status.Certificate)
 			crt, err := x509.ParseCertificate(block.Bytes)
-			if err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, err)
 			for _, host := range []string{n, "10.1.0.1"} {
 				if err := crt.VerifyHostname(host); err != nil {
 					w.Error(err)
@@ -85,9 +82,7 @@ func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 		},
 		"a node claims the cluster IP of the API server": func(w *fixture) {
 			service, err := shared.Admin.CoreV1().Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
-			if err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, err)
 			n := w.createNode("n", "10.1.0.10", service.Spec.ClusterIP)
 			w.expectWaiting(n, w.createRequest(n, service.Spec.ClusterIP), "check 12")
 		},
@@ -118,9 +113,7 @@ func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 		},
 		"a request waits when its Node is deleted": func(w *fixture) {
 			n := w.createNode("n", "10.1.0.12")
-			if err := shared.Admin.CoreV1().Nodes().Delete(w.ctx, n, metav1.DeleteOptions{}); err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, shared.Admin.CoreV1().Nodes().Delete(w.ctx, n, metav1.DeleteOptions{}))
 			name := w.createRequest(n, n, "10.1.0.12")
 			w.settle()
 			if state, _ := w.state(name); state != "" {
@@ -134,9 +127,7 @@ func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 			client.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 			names := []string{w.create(n, client)}
 			adminRequest, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Create(w.ctx, newRequest(n, n), metav1.CreateOptions{})
-			if err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, err)
 			w.Cleanup(func() { w.deleteRequest(adminRequest.Name) })
 			w.settle()
 			for _, name := range append(names, adminRequest.Name) {
@@ -188,9 +179,7 @@ func (w *fixture) settle() {
 func (w *fixture) approvedRequests(node string) (names []string) {
 	w.Helper()
 	list, err := shared.Admin.CertificatesV1().CertificateSigningRequests().List(w.ctx, metav1.ListOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 	for _, r := range list.Items {
 		if r.Spec.Username == "system:node:"+node && slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 			return c.Type == certificatesv1.CertificateApproved

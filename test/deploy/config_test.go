@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -38,9 +39,7 @@ func TestConfigurationFileRollsTheManager(t *testing.T) {
 	})
 
 	file, err := configMaps.Get(ctx, "quartermaster-config", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	file.Data["config.yaml"] += "  leader-elect-lease-duration: 16s\n"
 	if _, err := configMaps.Update(ctx, file, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -53,9 +52,7 @@ func TestConfigurationFileRollsTheManager(t *testing.T) {
 	})
 	waitForVersion(ctx, t, "latest")
 	d, err := deployments.Get(ctx, "quartermaster", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if revision := d.Annotations["deployment.kubernetes.io/revision"]; revision != "2" {
 		t.Errorf("the Deployment is of revision %s: it was not rolled once", revision)
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -24,17 +25,13 @@ import (
 func TestElectionHasAPriorityLevelOfItsOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	schema, err := shared.Admin.FlowcontrolV1().FlowSchemas().Get(ctx, "quartermaster-leader-election", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if got := schema.Spec.PriorityLevelConfiguration.Name; got != "leader-election" {
 		t.Errorf("the level is %s", got)
 	}
 	config := shared.NewReplica(ctx, t).Config()
 	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	lease, leader := "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "/api/v1/namespaces/quartermaster-leader"
 	for request, elects := range map[[2]string]bool{
 		{http.MethodGet, lease + "/quartermaster"}:                                                           true,

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -40,9 +41,7 @@ func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 		m, proxy := startInNamespace(ctx, t, component, first.Namespace, fmt.Sprint("manager-", round), "--namespaces="+second.Namespace+","+third.Namespace)
 		fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+"/readyz", "", 200) })
 		return func() { proxy.Partition(faultproxy.Reset); proxy.Heal() }, func() {
-			if err := m.Stop(ctx, 30*time.Second); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, m.Stop(ctx, 30*time.Second))
 		}
 	}
 	cut, stop := start()
@@ -87,9 +86,7 @@ func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 // forbid deletes the RoleBindings in the namespace, and waits until the user may not watch ConfigMaps there.
 func forbid(ctx context.Context, t *testing.T, namespace, user string) {
 	t.Helper()
-	if err := shared.Admin.RbacV1().RoleBindings(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Admin.RbacV1().RoleBindings(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	fleet.Eventually(ctx, t, func() error {
 		allowed, err := shared.Allows(ctx, user, authorizationv1.ResourceAttributes{Namespace: namespace, Resource: "configmaps", Verb: "watch"})
 		if err == nil && allowed {
@@ -113,9 +110,7 @@ func rollTime(ctx context.Context, t *testing.T, s fleet.Sample) time.Duration {
 func generation(ctx context.Context, t *testing.T, s fleet.Sample) int64 {
 	t.Helper()
 	d, err := shared.Admin.AppsV1().Deployments(s.Namespace).Get(ctx, "web", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return d.Generation
 }
 

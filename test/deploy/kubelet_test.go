@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -55,9 +56,7 @@ func startKubelet(ctx context.Context, t *testing.T, binaries map[string]string)
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		_, err = nodes.PatchStatus(ctx, k.node, []byte(`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -29,12 +30,8 @@ func TestMain(m *testing.M) {
 // installCRDs installs the CRDs that the components need.
 func installCRDs(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if err := shared.ApplyDir(ctx, "testdata/crds.yaml"); err != nil {
-		t.Fatal(err)
-	}
-	if err := shared.WaitForCRDs(ctx, "testdata/crds.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.ApplyDir(ctx, "testdata/crds.yaml"))
+	assert.NoError(t, shared.WaitForCRDs(ctx, "testdata/crds.yaml"))
 	installFederation(ctx, t)
 }
 
@@ -46,18 +43,14 @@ func installFederation(ctx context.Context, t *testing.T) {
 	for _, file := range []string{"core.yaml", "federated.yaml", "scheduling.yaml", "dns.yaml"} {
 		err = errors.Join(err, shared.WaitForCRDs(ctx, dir+"/crds/"+file))
 	}
-	if err := errors.Join(err, shared.ApplyDir(ctx, dir)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, shared.ApplyDir(ctx, dir)))
 }
 
 // overlay calls fleet.Overlay.
 func overlay(t *testing.T, components ...string) string {
 	t.Helper()
 	dir, err := shared.Overlay(components...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return dir
 }
 

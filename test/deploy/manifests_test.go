@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -37,13 +38,9 @@ func parseObjects(t *testing.T, manifests string) []*unstructured.Unstructured {
 		if errors.Is(err, io.EOF) {
 			return list
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		o := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal(doc, &o.Object); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, yaml.Unmarshal(doc, &o.Object))
 		list = append(list, o)
 	}
 }
@@ -56,9 +53,7 @@ func findDeployment(t *testing.T, manifests string) *appsv1.Deployment {
 			continue
 		}
 		d := &appsv1.Deployment{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, d, true); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, d, true))
 		return d
 	}
 	t.Fatal("there is no Deployment")
@@ -92,9 +87,7 @@ func installations(t *testing.T) map[string]string {
 func kustomizations(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(deployDir, dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var list []string
 	for _, e := range entries {
 		path := filepath.Join(deployDir, dir, e.Name())
@@ -114,14 +107,10 @@ func TestManifestsAreAccepted(t *testing.T) {
 	for name, kustomization := range installations(t) {
 		manifests := render(ctx, t, kustomization)
 		want += len(parseObjects(t, manifests))
-		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(manifests), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(manifests), 0o600))
 	}
 	out, err := shared.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--output=name", "-f", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if got := len(strings.Fields(out)); got != want {
 		t.Errorf("%d objects were accepted of %d", got, want)
 	}
@@ -131,9 +120,7 @@ func TestPodIsAllowedInARestrictedNamespace(t *testing.T) {
 	ctx := fleet.Context(t)
 	ns, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: "restricted-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	template := findDeployment(t, render(ctx, t, deployDir)).Spec.Template
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 	pod.Name, pod.Spec.ServiceAccountName = "manager", "default"
@@ -165,14 +152,10 @@ func TestControllerLeftOutLeavesNothing(t *testing.T) {
 		}
 	}
 	o, err := cluster.DeployedOptions(findDeployment(t, manifests).Spec.Template.Spec, &cluster.Replica{}, cluster.ManagerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	m := shared.RunLeader(ctx, t, o.Args...)
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.Eventually(ctx, t, func() error {
 		code, body, err := fleet.Get(m.SecureURL+"/debug/controllers/", token)
 		if err == nil && (code != 200 || strings.TrimSpace(body) != "{}") {
@@ -190,9 +173,7 @@ func TestManifestsAppliedAgainDisturbNobody(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t)
 	before := shared.Lease(ctx, t)
-	if err := shared.Install(ctx, overlay(t)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Install(ctx, overlay(t)))
 	fleet.Eventually(ctx, t, func() error { // the leader continues to renew it
 		if now := shared.Lease(ctx, t).Spec.RenewTime; !now.After(before.Spec.RenewTime.Time) {
 			return errors.New("the Lease is not renewed")

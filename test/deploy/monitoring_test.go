@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -32,9 +33,7 @@ func ruleAlerts(t *testing.T, o *unstructured.Unstructured) []alert {
 	if err == nil {
 		err = json.Unmarshal(text, &rule)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var all []alert
 	for _, group := range rule.Spec.Groups {
 		all = append(all, group.Rules...)
@@ -52,9 +51,7 @@ type metric struct {
 func listedMetrics(t *testing.T) (list map[string]metric, later map[string]bool) {
 	t.Helper()
 	text, err := os.ReadFile("../../pkg/app/testdata/metrics.golden")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	list, later = map[string]metric{}, map[string]bool{}
 	name := ""
 	for line := range strings.Lines(string(text)) {
@@ -136,9 +133,7 @@ func TestMetricsAreThoseListed(t *testing.T) {
 	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation", "csr-approver", "scale-schedule", "scale-schedule-compat")
 	m := shared.RunLeader(ctx, t, "--csr-approver-ip-ranges=10.0.0.0/8")
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	list, later := listedMetrics(t)
 	var exported map[string]metric
 	fleet.Eventually(ctx, t, func() error {
@@ -171,9 +166,7 @@ func TestMetricsAreThoseListed(t *testing.T) {
 func TestAlertsAreExplained(t *testing.T) {
 	ctx := fleet.Context(t)
 	runbook, err := os.ReadFile("../../docs/operate/alerts.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	count := 0
 	for _, o := range parseObjects(t, render(ctx, t, overlay(t, "monitoring"))) {
 		if o.GetKind() != "PrometheusRule" {

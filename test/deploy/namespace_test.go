@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -43,9 +44,7 @@ func (s *testNamespace) createConfigMap(ctx context.Context, name string) {
 	s.t.Helper()
 	_, err := shared.Admin.CoreV1().ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"color": "blue"}}, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 }
 
 // createAll creates the workloads.
@@ -181,9 +180,7 @@ func (s *testNamespace) deleteLease(ctx context.Context, namespace string) {
 	if err == nil {
 		err = leases.Delete(ctx, fleet.LeaseName, metav1.DeleteOptions{})
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	fleet.Eventually(ctx, s.t, func() error {
 		lease, err := leases.Get(ctx, fleet.LeaseName, metav1.GetOptions{})
 		if err == nil && (lease.UID == before.UID || lease.Spec.LeaseTransitions == nil || *lease.Spec.LeaseTransitions == 0) {

@@ -23,6 +23,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -131,9 +132,7 @@ func namespacedOverlay(t *testing.T, namespace string, components ...string) str
 		_, err = fmt.Fprintf(file, "namespace: %s\n", namespace)
 		err = errors.Join(err, file.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return dir
 }
 
@@ -143,9 +142,7 @@ func printRBAC(ctx context.Context, t *testing.T, namespace, home string, args .
 	cmd := exec.CommandContext(ctx, shared.Binary, append([]string{"rbac", "--namespaces=" + namespace,
 		"--leader-elect-resource-namespace=" + home, "--secure-port=0"}, args...)...)
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(out)
 }
 
@@ -153,12 +150,8 @@ func printRBAC(ctx context.Context, t *testing.T, namespace, home string, args .
 func kubectlApply(ctx context.Context, t *testing.T, manifests string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "manifests.yaml")
-	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := shared.ApplyDir(ctx, file, "Deployment"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, []byte(manifests), 0o600))
+	assert.NoError(t, shared.ApplyDir(ctx, file, "Deployment"))
 }
 
 // startInNamespace runs a manager like the Deployment of the manifests, behind a proxy, with args
@@ -178,30 +171,18 @@ func startInNamespace(ctx context.Context, t *testing.T, manifests, namespace, n
 	pod, err := shared.Admin.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{ServiceAccountName: spec.ServiceAccountName,
 			Containers: []corev1.Container{{Name: "manager", Image: "quartermaster"}}}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	replica, err := shared.ReplicaOf(ctx, pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	proxy, err := faultproxy.Start(shared.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
-	if err := replica.Via(proxy.URL(), proxy.CA()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, replica.Via(proxy.URL(), proxy.CA()))
 	o, err := cluster.DeployedOptions(spec, replica, cluster.ManagerOptions{Binary: shared.Binary,
 		Args: slices.Concat([]string{"--secure-port=0", "--config-reload-quiet-period=0"}, fleet.ShortTimings, args)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	m, err := shared.StartBare(replica, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", name, m.Tail(60))
@@ -217,9 +198,7 @@ func (s *testNamespace) recorded(ctx context.Context) (names []string) {
 	s.t.Helper()
 	for _, resource := range s.workloads {
 		o, err := shared.Objects.Resource(resource).Namespace(s.namespace).Get(ctx, resource.Resource, metav1.GetOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		assert.NoError(s.t, err)
 		if _, recorded := o.GetAnnotations()[fleet.StateAnnotation]; recorded {
 			names = append(names, resource.Resource)
 		}

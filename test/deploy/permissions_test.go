@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -130,9 +131,7 @@ func grantedPermissions(t *testing.T, manifests string) map[permission]bool {
 
 func fromUnstructured(t *testing.T, o *unstructured.Unstructured, object any) {
 	t.Helper()
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, object); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, object))
 }
 
 func rulePermissions(rule rbacv1.PolicyRule) []permission {
@@ -187,9 +186,7 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	s.reloadAll(ctx, 2) // the second repeats the Event of the first
 
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if err := fleet.Answers(leader.SecureURL+"/metrics", token, 200); err != nil {
 		t.Error(err)
 	}

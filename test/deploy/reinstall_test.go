@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -84,9 +85,7 @@ func TestLongReinstalledLeaderIsFenced(t *testing.T) {
 func expectFirstTerm(ctx context.Context, t *testing.T) {
 	t.Helper()
 	lease, err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if n := ptr.Deref(lease.Spec.LeaseTransitions, 0); n != 1 {
 		t.Errorf("the leader has term %d of its Lease", n)
 	}
@@ -142,22 +141,16 @@ func checkFirstWrite(t *testing.T, begin time.Time, leader string) error {
 func refusedWrites(ctx context.Context, t *testing.T, namespace, leader string) (refused int) {
 	t.Helper()
 	pods, err := shared.Admin.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		if pod.Name == leader || metav1.GetControllerOf(pod) == nil {
 			continue
 		}
 		replica, err := shared.ReplicaOf(ctx, pod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		client, err := kubernetes.NewForConfig(replica.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for range standbyWrites {
 			_, err := client.AppsV1().Deployments(namespace).Patch(ctx, "shop", types.MergePatchType,
 				[]byte(`{"metadata":{"annotations":{"by":"a standby"}}}`), metav1.PatchOptions{})

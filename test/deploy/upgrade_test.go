@@ -25,6 +25,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -91,9 +92,7 @@ func apply(ctx context.Context, t *testing.T, version string) {
 	if err == nil {
 		_, err = shared.Kubectl(ctx, "apply", "-k", dir)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // waitForVersion waits until the rollout is complete: both replicas have the version, the others
@@ -135,9 +134,7 @@ func waitForVersion(ctx context.Context, t *testing.T, version string) {
 func watchAvailability(ctx context.Context, t *testing.T) (stop func() error) {
 	t.Helper()
 	versions, err := shared.Admin.AppsV1().Deployments(metav1.NamespaceSystem).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=quartermaster"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var problems []error
 	done := make(chan struct{})
 	go func() {
@@ -169,9 +166,7 @@ func removeDeployment(ctx context.Context, t *testing.T) {
 	t.Helper()
 	foreground := metav1.DeletePropagationForeground
 	deployments := shared.Admin.AppsV1().Deployments(metav1.NamespaceSystem)
-	if err := deployments.Delete(ctx, "quartermaster", metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, deployments.Delete(ctx, "quartermaster", metav1.DeleteOptions{PropagationPolicy: &foreground}))
 	fleet.Eventually(ctx, t, func() error {
 		if _, err := deployments.Get(ctx, "quartermaster", metav1.GetOptions{}); err == nil {
 			return errors.New("the Deployment is still there")
@@ -309,9 +304,7 @@ func (w workloads) judge(begin time.Time, rounds int, pods []string) {
 	history := judge.New(lease, fleet.StateAnnotation, func(process string) bool { return slices.Contains(pods, process) })
 	writes := map[string][]versionedState{}
 	for _, e := range shared.AuditSince(w.t, begin, func(auditv1.Event) bool { return true }) {
-		if err := errors.Join(rolled.AddEvent(e), history.AddEvent(e)); err != nil {
-			w.t.Fatal(err)
-		}
+		assert.NoError(w.t, errors.Join(rolled.AddEvent(e), history.AddEvent(e)))
 		for _, pod := range pods {
 			if fleet.IsControllerWrite(e, pod) {
 				writes[e.ObjectRef.Name] = append(writes[e.ObjectRef.Name], w.writtenState(e))
@@ -371,9 +364,7 @@ type versionedState struct {
 func (w workloads) writtenState(e auditv1.Event) versionedState {
 	w.t.Helper()
 	var o metav1.PartialObjectMetadata
-	if err := json.Unmarshal(e.ResponseObject.Raw, &o); err != nil {
-		w.t.Fatal(err)
-	}
+	assert.NoError(w.t, json.Unmarshal(e.ResponseObject.Raw, &o))
 	v := versionedState{annotations: o.Annotations, pod: cluster.AuditPod(e)}
 	if _, err := fmt.Sscan(o.ResourceVersion, &v.revision); err != nil {
 		w.t.Fatal(err)

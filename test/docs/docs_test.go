@@ -13,6 +13,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/pages"
 )
@@ -24,37 +25,27 @@ import (
 func TestLongDocsCommands(t *testing.T) {
 	fleet.Require(t)
 	root, err := controlplane.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	all, err := pages.ReadAll(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	f, err := fleet.Start(context.Background(), fleet.Options{
 		Cluster:    cluster.Options{Nodes: 2},
 		Components: []string{"replication", "ttl-chosen-types", "scale-schedule", "compat-reloader"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := f.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
 	ctx := fleet.Context(t)
-	if err := f.ApplyDir(ctx, filepath.Join(root, "hack", "run", "sample.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.ApplyDir(ctx, filepath.Join(root, "hack", "run", "sample.yaml")))
 	for _, ns := range []string{"team-a", "team-b"} {
 		if _, err := f.Kubectl(ctx, "create", "namespace", ns); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := f.ApplyDir(ctx, "testdata/originals.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.ApplyDir(ctx, "testdata/originals.yaml"))
 	f.RunLeader(ctx, t, "--replication-push-namespaces=platform") // which a page lets push
 	f.RunStandby(ctx, t, "--replication-push-namespaces=platform")
 	reader := newReader(t, root, f.Cluster.Binary("kubectl"), f.Binary)
@@ -92,9 +83,7 @@ func newReader(t *testing.T, root, kubectl, manager string) *reader {
 		os.Symlink(manager, filepath.Join(bin, "manager")),
 		os.Symlink(filepath.Join(root, "deploy"), filepath.Join(r.dir, "deploy")),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	r.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+r.kubeconfig, "HOME="+r.dir)
 	return r

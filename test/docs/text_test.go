@@ -12,6 +12,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/pages"
 )
@@ -21,21 +22,13 @@ func readerWithoutCluster(t *testing.T) (*reader, []*pages.Page) {
 	t.Helper()
 	fleet.Require(t)
 	root, err := controlplane.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	all, err := pages.ReadAll(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	programs, err := controlplane.Ensure(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	manager, err := cluster.BuildManager(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return newReader(t, root, filepath.Join(programs, "kubectl"), manager), all
 }
 
@@ -77,9 +70,7 @@ func TestDocsOverlaysCanBeBuilt(t *testing.T) {
 		"https://github.com/quartermaster-dev/quartermaster//", "../", "?ref=v0.1.0", "", // as from elsewhere
 		"<path>/", "../")
 	overlay := filepath.Join(reader.dir, "overlay")
-	if err := os.Mkdir(overlay, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Mkdir(overlay, 0o700))
 	// What own-controllers.md has the reader copy from what a build prints.
 	reader.run(fleet.Context(t), t, "cp deploy/../examples/greeter/rbac.yaml overlay/greeter.yaml")
 	built := 0
@@ -89,9 +80,7 @@ func TestDocsOverlaysCanBeBuilt(t *testing.T) {
 				continue
 			}
 			built++
-			if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(localPaths.Replace(b.Script)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(localPaths.Replace(b.Script)), 0o600))
 			t.Run(p.Path, func(t *testing.T) { reader.run(fleet.Context(t), t, "kubectl kustomize overlay >/dev/null") })
 		}
 	}

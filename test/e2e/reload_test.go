@@ -89,13 +89,9 @@ func (c *cluster) readLogs(ctx context.Context, t *testing.T, namespace, app str
 	text := map[string]string{}
 	for _, pod := range pods.Items {
 		stream, err := c.CoreV1().Pods(namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).Stream(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		log, err := io.ReadAll(stream)
-		if err := errors.Join(err, stream.Close()); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, errors.Join(err, stream.Close()))
 		text[pod.Name] = string(log)
 	}
 	return pods.Items, text

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -39,9 +40,7 @@ func newClient(t testing.TB, config *rest.Config) *kubernetes.Clientset {
 	config = rest.CopyConfig(config)
 	config.QPS = -1
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return client
 }
 
@@ -49,9 +48,7 @@ func newClient(t testing.TB, config *rest.Config) *kubernetes.Clientset {
 func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
 	t.Helper()
 	token, err := shared.TokenOf(ctx, metav1.NamespaceSystem, "quartermaster")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	config := rest.AnonymousClientConfig(shared.AdminConfig())
 	config.BearerToken = token
 	return newClient(t, config)
@@ -117,9 +114,7 @@ func nameLeader(ctx context.Context, t testing.TB, identity string) *corev1.Name
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, apifence.LeaderAnnotation, identity)
 	named, err := shared.Admin.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return named
 }
 
@@ -150,9 +145,7 @@ func setFenceAction(ctx context.Context, t testing.TB, action admissionregistrat
 	patch := fmt.Appendf(nil, `{"spec":{"validationActions":[%q]}}`, action)
 	_, err := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Patch(ctx, apifence.PolicyName,
 		types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func TestFenceInTheAPIServerJudgesEachWriter(t *testing.T) {
@@ -244,9 +237,7 @@ func permitDeletions(ctx context.Context, t testing.TB, namespace string) {
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "quartermaster"}}}
 	_, created := shared.Admin.RbacV1().Roles(namespace).Create(ctx, role, metav1.CreateOptions{})
 	_, bound := shared.Admin.RbacV1().RoleBindings(namespace).Create(ctx, binding, metav1.CreateOptions{})
-	if err := errors.Join(created, bound); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(created, bound))
 	fleet.Eventually(ctx, t, func() error {
 		review, err := shared.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:kube-system:quartermaster",
@@ -351,9 +342,7 @@ func TestFenceFollowsTheName(t *testing.T) {
 		admissions = append(admissions, time.Since(changed))
 		running.Wait()
 		revision, err := strconv.ParseUint(named.ResourceVersion, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		lag := time.Duration(0)
 		for _, w := range writes {
 			if w.revision > revision {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -35,9 +36,7 @@ func newFencedPair(ctx context.Context, t *testing.T) *fencedPair {
 	w := shared.NewWorkloads(ctx, t, 1)
 	replicas := newReplicas(ctx, t, 2, setup{args: []string{"--insecure-metrics"}})
 	leader, err := replicas.waitForLeader(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	f := &fencedPair{Workloads: w, t: t, leader: leader, follower: replicas.others(leader)[0]}
 	f.leaderClient, f.standbyClient = newClient(t, f.leader.Config()), newClient(t, f.follower.Config())
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
@@ -49,18 +48,14 @@ func newFencedPair(ctx context.Context, t *testing.T) *fencedPair {
 func (f *fencedPair) expectWork(ctx context.Context) time.Duration {
 	f.t.Helper()
 	begin := time.Now()
-	if err := f.Change(ctx, 0); err != nil {
-		f.t.Fatal(err)
-	}
+	assert.NoError(f.t, f.Change(ctx, 0))
 	fleet.Eventually(ctx, f.t, func() error { return f.Settled(ctx) })
 	took := time.Since(begin)
 	if f.leader.hasEnded() {
 		f.t.Fatal("the leader has ended")
 	}
 	events, err := shared.Admin.CoreV1().Events(f.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning"})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	assert.NoError(f.t, err)
 	for _, e := range events.Items {
 		f.t.Errorf("a Warning on %s: %s %s", e.InvolvedObject.Name, e.Reason, e.Message)
 	}
@@ -93,9 +88,7 @@ func (f *fencedPair) waitForState(ctx context.Context, state apifence.State) {
 func fenceFile(t *testing.T, name string) string {
 	t.Helper()
 	root, err := controlplane.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return filepath.Join(root, "deploy", "components", "fence", name)
 }
 
@@ -113,9 +106,7 @@ func deletePolicy(ctx context.Context, t *testing.T) {
 	err := errors.Join(
 		admission.ValidatingAdmissionPolicyBindings().Delete(ctx, apifence.PolicyName, metav1.DeleteOptions{}),
 		admission.ValidatingAdmissionPolicies().Delete(ctx, apifence.PolicyName, metav1.DeleteOptions{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // deleteNamespace deletes the leader's Namespace, and does the part of kube-controller-manager, which
@@ -123,9 +114,7 @@ func deletePolicy(ctx context.Context, t *testing.T) {
 func deleteNamespace(ctx context.Context, t *testing.T) {
 	t.Helper()
 	namespaces := shared.Admin.CoreV1().Namespaces()
-	if err := namespaces.Delete(ctx, leaderNamespace, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, namespaces.Delete(ctx, leaderNamespace, metav1.DeleteOptions{}))
 	fleet.Eventually(ctx, t, func() error {
 		ns, err := namespaces.Get(ctx, leaderNamespace, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {

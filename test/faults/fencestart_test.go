@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -36,15 +37,11 @@ func TestLongFenceHoldsOnABusyAPIServer(t *testing.T) {
 	createLeases(ctx, t, w.Namespace, leases)
 	defer loadProcessors()()
 	for range starts {
-		if err := shared.StopAPIServer(ctx); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, shared.StopAPIServer(ctx))
 		others := startWrites(ctx, func(ctx context.Context) error { return w.Change(ctx, 0) })
 		fenced := startWrites(ctx, func(ctx context.Context) error { return annotate(ctx, standby, w.Namespace) })
 		begin := time.Now()
-		if err := shared.StartAPIServer(ctx); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, shared.StartAPIServer(ctx))
 		ready := time.Since(begin)
 		fleet.Eventually(ctx, t, func() error { // and for a while after it is ready
 			if time.Since(begin) < ready+3*time.Second || others.admitted.Load() < 100 || fenced.refused.Load() < 10 {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -81,9 +82,7 @@ func runElector(ctx context.Context, t *testing.T, namespace string) *contender 
 func startContender(ctx context.Context, t *testing.T, name string, run func(context.Context, *rest.Config, string) error) *contender {
 	t.Helper()
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	proxy := shared.NewProxy(t)
 	config := &rest.Config{Host: proxy.URL(), TLSClientConfig: rest.TLSClientConfig{CAData: proxy.CA()}, BearerToken: token}
 	ctx, stop := context.WithCancel(ctx)
@@ -127,9 +126,7 @@ func TestElectorTakesTurnsWithClientGo(t *testing.T) {
 			lease := func() coordinationv1.LeaseSpec {
 				t.Helper()
 				l, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				return l.Spec
 			}
 			first := kinds[tc.first](ctx, t, namespace)

@@ -15,6 +15,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -57,21 +58,15 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	replicas := newReplicas(ctx, t, 2, p.setup)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	former, err := replicas.waitForLeader(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	next := replicas.others(former)[0]
 	unreachable := next.proxy.Add(faultproxy.Rule{Match: matchWorkOn(p.underWay, p.queued), Status: http.StatusServiceUnavailable})
 
 	gate := make(chan struct{})
 	held := former.proxy.Add(faultproxy.Rule{Match: isWork, Hold: gate})
 	p.changeConfigMaps(ctx, t, w, p.underWay)
-	if err := held.WaitHits(ctx, len(p.underWay)); err != nil {
-		t.Fatal(err)
-	}
-	if err := former.life().Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, held.WaitHits(ctx, len(p.underWay)))
+	assert.NoError(t, former.life().Signal(syscall.SIGSTOP))
 	if _, err := replicas.waitForLeader(ctx, former); err != nil {
 		t.Fatal(err)
 	}
@@ -82,9 +77,7 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	held.Remove()
 	close(gate)
 	fleet.Eventually(ctx, t, func() error { return checkAnswered(former, w, len(p.underWay)) })
-	if err := former.life().Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, former.life().Signal(syscall.SIGCONT))
 	if err := former.life().Wait(ctx); former.life().ExitCode() != 1 {
 		t.Errorf("the former leader ended with %d (%v), want 1", former.life().ExitCode(), err)
 	}
@@ -94,9 +87,7 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	p.changeConfigMaps(ctx, t, w, p.queued)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	got, err := history.Judge()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, f := range got.Findings {
 		t.Log(f)
 	}
@@ -106,9 +97,7 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 func (p pauseScene) changeConfigMaps(ctx context.Context, t *testing.T, w *fleet.Workloads, indexes []int) {
 	t.Helper()
 	for _, i := range indexes {
-		if err := w.Change(ctx, i); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, w.Change(ctx, i))
 	}
 }
 
@@ -153,9 +142,7 @@ func checkAnswered(r *replica, w *fleet.Workloads, n int) error {
 func buildUnfenced(t *testing.T, elector string) setup {
 	t.Helper()
 	program, err := cluster.BuildProgram(t.Context(), "test/faults/unfenced", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return setup{program: program, args: []string{"--elector=" + elector}}
 }
 

@@ -17,6 +17,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -45,9 +46,7 @@ func TestFaultsLetNobodyWriteWithoutLeading(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	kindPattern, err := regexp.Compile(*flagKinds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	managers := setup{}
 	if *flagFence == "both" {
 		waitForFence(fleet.Context(t), t)
@@ -216,9 +215,7 @@ func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery tim
 	t := c.t
 	t.Helper()
 	got, err := c.recorder.Judge()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	k := c.kinds[kind]
 	if k == nil {
 		k = &tally{}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -53,9 +54,7 @@ func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
 		r := &replica{Replica: pod, proxy: proxy, setup: s}
 		t.Cleanup(func() { r.cleanUp(t) })
 		all = append(all, r)
-		if err := r.start(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, r.start())
 	}
 	for _, r := range all {
 		fleet.Eventually(ctx, t, r.checkReady)

@@ -14,6 +14,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -23,9 +24,7 @@ func (l *load) delays(changes int) []time.Duration {
 	l.Helper()
 	record, before := l.newRecord(), l.content
 	for i := range changes {
-		if err := l.change(l.ctx, i%l.size); err != nil {
-			l.Fatal(err)
-		}
+		assert.NoError(l, l.change(l.ctx, i%l.size))
 		fleet.Wait(l.ctx, 40*time.Millisecond)
 	}
 	delays, unfinished := []time.Duration(nil), 0
@@ -109,16 +108,12 @@ func (l *load) measureRelease(leader *cluster.Manager) time.Duration {
 	go func() { done <- l.run(ctx) }()
 	fleet.Wait(l.ctx, 2*time.Second)
 	begin := time.Now()
-	if err := leader.Signal(syscall.SIGTERM); err != nil {
-		l.Fatal(err)
-	}
+	assert.NoError(l, leader.Signal(syscall.SIGTERM))
 	if err := leader.Wait(l.ctx); err != nil || leader.ExitCode() != 0 {
 		l.Errorf("the leader ended with %d: %v", leader.ExitCode(), err)
 	}
 	stop()
-	if err := <-done; err != nil {
-		l.Fatal(err)
-	}
+	assert.NoError(l, <-done)
 	var released []auditv1.Event
 	fleet.Eventually(fleet.Within(l.ctx, l.T, fleet.Patience), l.T, func() error { // the API server logs a request after its response
 		released = shared.AuditSince(l.T, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, leader.Pod) })
@@ -137,9 +132,7 @@ func TestLongKubeFedBlackHole(t *testing.T) {
 	l := k.newLoad(40)
 	kubeFedManager := k.runKubeFed()
 	l.measureBlackHole("KubeFed")
-	if err := kubeFedManager.Stop(k.ctx, 30*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, kubeFedManager.Stop(k.ctx, 30*time.Second))
 	k.runOurs()
 	l.measureBlackHole("federation")
 }

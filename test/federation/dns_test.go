@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -236,9 +237,7 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	}
 	// The Namespaces end after the Pods, which have no kubelet that would confirm their end.
 	for _, admin := range []kubernetes.Interface{shared.Admin, n.admin2} {
-		if err := admin.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, admin.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)))
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -65,9 +66,7 @@ func (c *campaign) startReplica(i int, more ...string) {
 	var err error
 	c.managers[i], err = shared.StartLife(c.replicas[i], c.lives, cluster.ManagerOptions{Args: slices.Concat([]string{"--controllers=federation",
 		"--federation-unsafe-endpoints", "--federation-removal-guard=100"}, fleet.ShortTimings, more)})
-	if err != nil {
-		c.Fatal(err)
-	}
+	assert.NoError(c, err)
 	fleet.StopAtEnd(c.T, c.managers[i])
 }
 
@@ -98,14 +97,10 @@ const stoppedLeader = "the leader is stopped until another leads"
 var faults = map[string]func(*campaign){
 	stoppedLeader: func(c *campaign) {
 		i := c.awaitLeader(-1)
-		if err := c.managers[i].Signal(syscall.SIGSTOP); err != nil {
-			c.Fatal(err)
-		}
+		assert.NoError(c, c.managers[i].Signal(syscall.SIGSTOP))
 		c.awaitLeader(i)
 		fleet.Wait(c.ctx, 2*time.Second) // it writes
-		if err := c.managers[i].Signal(syscall.SIGCONT); err != nil {
-			c.Fatal(err)
-		}
+		assert.NoError(c, c.managers[i].Signal(syscall.SIGCONT))
 		if err := c.managers[i].Wait(c.ctx); c.managers[i].ExitCode() != 1 {
 			c.Errorf("the former leader ended with %d (%v), want 1", c.managers[i].ExitCode(), err)
 		}
@@ -134,26 +129,18 @@ var faults = map[string]func(*campaign){
 	"the member is slow":         func(c *campaign) { c.applyRule(faultproxy.Rule{Delay: time.Second}) },
 	"answers to writes are lost": func(c *campaign) { c.applyRule(faultproxy.Rule{Match: isMemberWrite, DropResponse: true}) },
 	"the member's API server is stopped": func(c *campaign) {
-		if err := c.second.SignalAPIServer(syscall.SIGSTOP); err != nil {
-			c.Fatal(err)
-		}
+		assert.NoError(c, c.second.SignalAPIServer(syscall.SIGSTOP))
 		fleet.Wait(c.ctx, 5*time.Second)
-		if err := c.second.SignalAPIServer(syscall.SIGCONT); err != nil {
-			c.Fatal(err)
-		}
+		assert.NoError(c, c.second.SignalAPIServer(syscall.SIGCONT))
 	},
 	"the member's API server is killed": func(c *campaign) {
 		c.second.KillAPIServer()
-		if err := c.second.StartAPIServer(c.ctx); err != nil {
-			c.Fatal(err)
-		}
+		assert.NoError(c, c.second.StartAPIServer(c.ctx))
 	},
 	"the token is revoked": func(c *campaign) {
 		secrets := shared.Admin.CoreV1().Secrets(namespace)
 		secret, err := secrets.Get(c.ctx, "c2", metav1.GetOptions{})
-		if err != nil {
-			c.Fatal(err)
-		}
+		assert.NoError(c, err)
 		for _, token := range []string{"revoked", string(secret.Data["token"])} {
 			if _, err := secrets.Patch(c.ctx, "c2", types.MergePatchType, fmt.Appendf(nil, `{"stringData":{"token":%q}}`, token), metav1.PatchOptions{}); err != nil {
 				c.Fatal(err)
@@ -192,9 +179,7 @@ func (c *campaign) injectFault(name string) {
 	if wrong := got.Findings(); len(wrong) > 0 {
 		c.Fatalf("%d deletions of what the host wanted, %d writes after the term, %d writes of an older state:\n%s", len(got.Wrong), len(got.Late), len(got.Older), strings.Join(wrong, "\n"))
 	}
-	if err != nil {
-		c.Fatal(err)
-	}
+	assert.NoError(c, err)
 }
 
 // TestLongFaults injects faults in a random order. FAULTS says how many, and SEED how they are chosen; 0 is

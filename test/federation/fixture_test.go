@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -128,9 +129,7 @@ func (p *scenario) defineType(kind, plural string, target schema.GroupVersionRes
 	p.Helper()
 	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
 	err := errors.Join(fleet.DefineResource(p.ctx, p.c1, target, kind), fleet.DefineResource(p.ctx, p.c1, federated, "Federated"+kind, "status"))
-	if err != nil {
-		p.Fatal(err)
-	}
+	assert.NoError(p, err)
 	config := object(p.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
 		"federatedType: {group: types.kubefed.io, version: v1beta1, kind: Federated%s, scope: Namespaced}}", target.GroupResource(), target.Version, kind, kind))
 	p.createConfig(config)
@@ -168,9 +167,7 @@ func (s *fixture) reinstallFederation() {
 	s.Helper()
 	begin := time.Now()
 	client := shared.Admin.CoreV1().Namespaces()
-	if err := client.Delete(s.ctx, namespace, metav1.DeleteOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	assert.NoError(s, client.Delete(s.ctx, namespace, metav1.DeleteOptions{}))
 	fleet.Eventually(fleet.Within(s.ctx, s.T, fleet.Patience), s.T, func() error {
 		_, err := client.Get(s.ctx, namespace, metav1.GetOptions{})
 		switch {
@@ -184,9 +181,7 @@ func (s *fixture) reinstallFederation() {
 		}
 		return err
 	})
-	if err := errors.Join(shared.ApplyDir(s.ctx, "../../deploy/federation"), shared.InstallComponents(s.ctx, "federation")); err != nil {
-		s.Fatal(err)
-	}
+	assert.NoError(s, errors.Join(shared.ApplyDir(s.ctx, "../../deploy/federation"), shared.InstallComponents(s.ctx, "federation")))
 	expectRefusals(begin)
 	s.configure(quickConfig)
 	s.joinBoth("cluster-admin")

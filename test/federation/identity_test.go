@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -58,9 +59,7 @@ func (e *endpoint) leadTo(t *testing.T, c *cluster.Cluster) {
 	var controlPlane *httputil.ReverseProxy
 	if c != nil {
 		target, err := url.Parse(c.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(c.AdminConfig().CAData)
 		controlPlane = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ErrorLog: log.New(io.Discard, "", 0),
@@ -74,16 +73,12 @@ func (e *endpoint) leadTo(t *testing.T, c *cluster.Cluster) {
 // joins it twice.
 func TestReplacedMemberGetsItsObjectsAgain(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("older-token,older,1\nyounger-token,younger,2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(tokens, []byte("older-token,older,1\nyounger-token,younger,2\n"), 0o600))
 	options := cluster.Options{WithoutControllerManager: true, APIServerArgs: []string{"--token-auth-file=" + tokens}}
 	m := newPlanes(t, 6*fleet.Patience, options)
 	options.AuditPolicy = auditPolicy
 	third, err := cluster.Start(m.ctx, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = third.Stop() })
 	for _, c := range []*cluster.Cluster{m.second, third} {
 		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "members"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
@@ -94,9 +89,7 @@ func TestReplacedMemberGetsItsObjectsAgain(t *testing.T) {
 	}
 	m.configure(`{"controllerDuration":{"availableDelay":"1s"},"clusterHealthCheck":{"period":"1s","timeout":"2s","failureThreshold":2}}`)
 	token, err := shared.NewAccount(m.ctx, metav1.NamespaceSystem, account, "cluster-admin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	m.join("c1", shared.URL(), shared.AdminConfig().CAData, token)
 	e := newEndpoint(t)
 	e.leadTo(t, m.second)
@@ -113,9 +106,7 @@ func TestReplacedMemberGetsItsObjectsAgain(t *testing.T) {
 	m.waitForCondition("c2", "Ready=False")
 	e.leadTo(t, third)
 	rebuilt, err := dynamic.NewForConfig(third.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, f := range objects {
 		m.waitForObject(rebuilt, configMaps, m.shop, f.GetName(), hasField("b", "data", "a"))
 		m.waitForStatus(f, "c1= c2=")
@@ -135,9 +126,7 @@ func TestReplacedMemberGetsItsObjectsAgain(t *testing.T) {
 	m.waitForObject(rebuilt, configMaps, m.shop, "f-0", managed)
 	m.waitForObject(rebuilt, configMaps, m.shop, "f-1", func(u *unstructured.Unstructured) bool { return managed(u) && u.GetDeletionTimestamp() == nil })
 	events, err := third.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	created := 0
 	for _, event := range events {
 		write := fmt.Sprintf("%s: %s %s", event.User.Username, event.Verb, event.RequestURI)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -57,9 +58,7 @@ func newJoinFixture(t *testing.T, patience time.Duration) *joinFixture {
 		contexts.Contexts[name] = &api.Context{Cluster: name, AuthInfo: name}
 	}
 	contexts.CurrentContext = "c1"
-	if err := clientcmd.WriteToFile(*contexts, j.kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, clientcmd.WriteToFile(*contexts, j.kubeconfig))
 	t.Cleanup(func() {
 		for _, name := range []string{"c1", "c2"} {
 			_ = exec.CommandContext(context.Background(), shared.Binary, "federation", "unjoin", name, "--force", "--kubeconfig="+j.kubeconfig).Run()
@@ -99,9 +98,7 @@ func (j *joinFixture) wantUnjoined(namespaceStays bool) {
 	}
 	j.waitForObject(j.c1, schema.GroupVersionResource{Group: "core.kubefed.io", Version: "v1beta1", Resource: "kubefedclusters"}, namespace, "c2", nil)
 	list, err := shared.Admin.CoreV1().Secrets(namespace).List(j.ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeOpaque)})
-	if err != nil {
-		j.Fatal(err)
-	}
+	assert.NoError(j, err)
 	for _, s := range list.Items {
 		if strings.HasPrefix(s.Name, "c2") {
 			j.Errorf("the Secret %s is left on the host", s.Name)
@@ -113,9 +110,7 @@ func (j *joinFixture) wantUnjoined(namespaceStays bool) {
 func (j *joinFixture) memberRequests() (verbs []string, refused []string) {
 	j.Helper()
 	events, err := j.second.AuditEvents()
-	if err != nil {
-		j.Fatal(err)
-	}
+	assert.NoError(j, err)
 	verbSet := map[string]bool{}
 	for _, e := range events {
 		if e.User.Username != "system:serviceaccount:"+namespace+":"+joinedAccount || e.ObjectRef == nil {
@@ -164,9 +159,7 @@ func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
 	// A new type, and a role with more than the manager has, need another join.
 	p := &scenario{members: j.members}
 	federatedSprocket := p.defineType("Sprocket", "sprockets", schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"})
-	if err := fleet.DefineResource(j.ctx, j.c2, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"}, "Sprocket"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, fleet.DefineResource(j.ctx, j.c2, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"}, "Sprocket"))
 	role := object(t, fmt.Sprintf("kind: FederatedClusterRole, metadata: {name: %s}, spec: {template: {rules: [{apiGroups: ['example.com'], resources: [levers], verbs: [get]}]}, %s}", j.shop, bothMembers))
 	if _, err := client(role).Create(j.ctx, role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -186,9 +179,7 @@ func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
 		if resource == accounts {
 			client = j.c2.Resource(resource).Namespace(namespace)
 		}
-		if err := client.Delete(j.ctx, name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, client.Delete(j.ctx, name, metav1.DeleteOptions{}))
 	}
 	j.run(shared.Binary, "join", "c2")
 	j.patch(f, `{"spec":{"template":{"data":{"a":"d"}}}}`)

@@ -26,6 +26,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -121,9 +122,7 @@ func (k *kubefed) buildProgram(name, command string, args ...string) string {
 func (k *kubefed) goCommand(args ...string) string {
 	k.Helper()
 	root, err := controlplane.Root()
-	if err != nil {
-		k.Fatal(err)
-	}
+	assert.NoError(k, err)
 	run := exec.CommandContext(k.ctx, "go", args...)
 	run.Dir = filepath.Join(root, "hack", "kubefed")
 	var stderr bytes.Buffer
@@ -145,9 +144,7 @@ func (k *kubefed) buildSuite() string {
 	text, readErr := os.ReadFile(file)
 	mod, modErr := os.ReadFile(k.goCommand("env", "GOMOD"))
 	sum, sumErr := os.ReadFile(filepath.Join(filepath.Dir(k.goCommand("env", "GOMOD")), "go.sum"))
-	if err := errors.Join(err, readErr, modErr, sumErr); err != nil {
-		k.Fatal(err)
-	}
+	assert.NoError(k, errors.Join(err, readErr, modErr, sumErr))
 	for _, line := range []string{"controllerFixture, _ := framework.NewSchedulingManagerFixture(tl, f.ControllerConfig())", "f.RegisterFixture(controllerFixture)"} {
 		if !bytes.Contains(text, []byte(line)) {
 			k.Fatalf("%s has no line %s", file, line)
@@ -157,9 +154,7 @@ func (k *kubefed) buildSuite() string {
 	modfile := filepath.Join(k.box.Dir, "go.mod")
 	err = errors.Join(os.Chmod(file, 0o600), os.WriteFile(file, text, 0o600), os.WriteFile(filepath.Join(k.box.Dir, "go.sum"), sum, 0o600),
 		os.WriteFile(modfile, append(mod, "\nreplace sigs.k8s.io/kubefed => "+module+"\n"...), 0o600))
-	if err != nil {
-		k.Fatal(err)
-	}
+	assert.NoError(k, err)
 	return k.buildProgram("suite", "test", "-modfile="+modfile, "-vet=off", "-c", ".")
 }
 
@@ -181,15 +176,11 @@ func (k *kubefed) runKubeFed() *sandbox.Process {
 	args := []string{"--kubeconfig=" + shared.Kubeconfig(), "--kubefed-namespace=" + namespace}
 	for _, flag := range []string{"--healthz-addr", "--metrics-addr"} {
 		port, err := cluster.FreePort()
-		if err != nil {
-			k.Fatal(err)
-		}
+		assert.NoError(k, err)
 		args = append(args, fmt.Sprintf("%s=127.0.0.1:%d", flag, port))
 	}
 	p, err := k.box.Start(sandbox.Command{Name: "kubefed", Path: k.manager, Args: args, Env: cluster.CleanEnv("GODEBUG=gctrace=1")}) // see liveHeap
-	if err != nil {
-		k.Fatal(err)
-	}
+	assert.NoError(k, err)
 	k.Cleanup(func() {
 		p.Kill()
 		if k.Failed() {
@@ -241,9 +232,7 @@ func (j *joinFixture) permitSuite() {
 				RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "suite"},
 				Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}}}, metav1.CreateOptions{})
 		}
-		if err != nil {
-			j.Fatal(err)
-		}
+		assert.NoError(j, err)
 	}
 	j.Cleanup(func() {
 		_ = shared.Admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), "suite", metav1.DeleteOptions{})
@@ -292,9 +281,7 @@ func TestLongKubeFedSuite(t *testing.T) {
 			for i := range fleet.Setting(t, "KUBEFED", 0) {
 				begin := time.Now()
 				p, err := k.box.Start(suite)
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				err = p.Wait(k.ctx)
 				log, readErr := os.ReadFile(p.Log)
 				if readErr != nil {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -51,9 +52,7 @@ func (r *record) read() *record {
 					err = errors.Join(err, r.AddMember(member, e))
 				}
 			}
-			if err != nil {
-				r.Fatal(err)
-			}
+			assert.NoError(r, err)
 		}
 	}
 	return r
@@ -155,9 +154,7 @@ func (l *load) changeByChance(ctx context.Context, i, chance int) error {
 // settle waits until each member has exactly what the host wants.
 func (l *load) settle() {
 	l.Helper()
-	if err := l.waitUntilSettled(); err != nil {
-		l.Fatal(err)
-	}
+	assert.NoError(l, l.waitUntilSettled())
 }
 
 func (l *load) waitUntilSettled() error {

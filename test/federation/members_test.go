@@ -26,6 +26,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -71,9 +72,7 @@ func newPlanes(t *testing.T, patience time.Duration, o cluster.Options) *members
 	ctx := fleet.Within(t.Context(), t, patience)
 	o.AuditPolicy = auditPolicy
 	second, err := cluster.Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = second.Stop() })
 	m := &members{T: t, ctx: ctx, c1: shared.Objects, second: second, admin2: second.Admin, shop: "shop"}
 	if m.c2, err = dynamic.NewForConfig(second.AdminConfig()); err != nil {
@@ -92,9 +91,7 @@ func (m *members) joinBoth(role string) {
 			clusterRole = "cluster-admin"
 		}
 		token, err := c.NewAccount(m.ctx, metav1.NamespaceSystem, account, clusterRole)
-		if err != nil {
-			m.Fatal(err)
-		}
+		assert.NoError(m, err)
 		m.join(name, c.URL(), c.AdminConfig().CAData, token)
 	}
 }
@@ -128,9 +125,7 @@ func (m *members) permitResources(resources ...string) {
 	if apierrors.IsAlreadyExists(err) {
 		_, err = m.admin2.RbacV1().ClusterRoles().Update(m.ctx, role, metav1.UpdateOptions{})
 	}
-	if err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, err)
 }
 
 // join creates a KubeFedCluster and its Secret for the rest of the test.
@@ -138,13 +133,9 @@ func (m *members) join(name, url string, ca []byte, token string) {
 	m.Helper()
 	tokens := shared.Admin.CoreV1().Secrets(namespace)
 	_, err := tokens.Create(m.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"token": token}}, metav1.CreateOptions{})
-	if err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, err)
 	u := object(m.T, fmt.Sprintf("kind: KubeFedCluster, metadata: {name: %s}, spec: {apiEndpoint: '%s', secretRef: {name: %s}}", name, url, name))
-	if err := unstructured.SetNestedField(u.Object, strings.Trim(string(marshal(m.T, ca)), `"`), "spec", "caBundle"); err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, unstructured.SetNestedField(u.Object, strings.Trim(string(marshal(m.T, ca)), `"`), "spec", "caBundle"))
 	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
 		m.Fatal(err)
 	}
@@ -179,9 +170,7 @@ func (m *members) configure(spec string) {
 	m.Helper()
 	config := object(m.T, "kind: KubeFedConfig, metadata: {name: kubefed}")
 	before, err := client(config).Get(m.ctx, config.GetName(), metav1.GetOptions{})
-	if err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, err)
 	m.patch(config, `{"spec":`+spec+`}`)
 	m.Cleanup(func() {
 		patch := fmt.Appendf(nil, `[{"op":"replace","path":"/spec","value":%s}]`, marshal(m.T, before.Object["spec"]))
@@ -196,9 +185,7 @@ func (m *members) tailAudits() map[string][]*cluster.AuditTail {
 	m.Helper()
 	first, err := shared.TailAudit()
 	second, secondErr := m.second.TailAudit()
-	if err := errors.Join(err, secondErr); err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, errors.Join(err, secondErr))
 	return map[string][]*cluster.AuditTail{"c1": first, "c2": second}
 }
 
@@ -214,9 +201,7 @@ func (m *members) memberWrites(tails map[string][]*cluster.AuditTail) (writes []
 	for member, tails := range tails {
 		for _, tail := range tails {
 			events, err := tail.Read()
-			if err != nil {
-				m.Fatal(err)
-			}
+			assert.NoError(m, err)
 			for _, e := range events {
 				if isWrite(e) {
 					writes = append(writes, fmt.Sprintf("%s: %s %s", member, e.Verb, e.RequestURI))
@@ -231,17 +216,13 @@ func (m *members) memberWrites(tails map[string][]*cluster.AuditTail) (writes []
 // stop ends a manager gracefully.
 func (m *members) stop(p *sandbox.Process) {
 	m.Helper()
-	if err := p.Stop(m.ctx, 30*time.Second); err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, p.Stop(m.ctx, 30*time.Second))
 }
 
 func marshal(t *testing.T, v any) []byte {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return data
 }
 

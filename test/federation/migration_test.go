@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -55,9 +56,7 @@ func (k *kubefed) federateAll() (objects []*unstructured.Unstructured) {
 				u.SetNamespace(name)
 			}
 			created, err := client(u).Create(k.ctx, u, metav1.CreateOptions{})
-			if err != nil {
-				k.Fatal(err)
-			}
+			assert.NoError(k, err)
 			objects = append(objects, created)
 		}
 	}
@@ -119,15 +118,11 @@ func TestLongKubeFedMigration(t *testing.T) {
 	k.waitUntilPropagated(objects)
 	fleet.Wait(k.ctx, 30*time.Second) // until it has looked at all again
 	before := k.waitUntilPropagated(objects)
-	if err := kubeFedManager.Stop(k.ctx, 30*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, kubeFedManager.Stop(k.ctx, 30*time.Second))
 	tails := k.tailAudits()
 	manager := k.runOurs()
 	token, err := shared.AdminToken(k.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.Eventually(k.ctx, t, func() error { return checkIdle(manager, token, 2) })
 	k.wantTakeover(objects, tails, before, "federation")
 

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -37,13 +38,9 @@ type operator struct {
 func newOperator(j *joinFixture) *operator {
 	j.Helper()
 	root, err := controlplane.Root()
-	if err != nil {
-		j.Fatal(err)
-	}
+	assert.NoError(j, err)
 	all, err := pages.ReadAll(root)
-	if err != nil {
-		j.Fatal(err)
-	}
+	assert.NoError(j, err)
 	o := &operator{joinFixture: j, dir: j.TempDir(), executed: map[int]bool{}}
 	for _, page := range all {
 		if page.Path == "docs/operate/federation.md" {
@@ -53,9 +50,7 @@ func newOperator(j *joinFixture) *operator {
 		}
 	}
 	for name, target := range map[string]string{"kubectl": shared.Cluster.Binary("kubectl"), "manager": shared.Binary, "deploy": filepath.Join(root, "deploy")} {
-		if err := os.Symlink(target, filepath.Join(o.dir, name)); err != nil {
-			j.Fatal(err)
-		}
+		assert.NoError(j, os.Symlink(target, filepath.Join(o.dir, name)))
 	}
 	return o
 }
@@ -142,9 +137,7 @@ func TestLongOperatorsCommands(t *testing.T) {
 	kubeFedClusters := schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}
 	identity := func(u *unstructured.Unstructured) string { return u.GetAnnotations()[policy.ClusterUIDAnnotation] }
 	before, err := client(c2).Get(o.ctx, "c2", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	o.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:"another"}}}`, policy.ClusterUIDAnnotation))
 	fleet.Eventually(fleet.Within(o.ctx, t, fleet.Patience), t, func() error {
 		list, err := shared.Admin.CoreV1().Events(namespace).List(o.ctx, metav1.ListOptions{FieldSelector: "reason=" + policy.ClusterReplaced})
@@ -159,14 +152,10 @@ func TestLongOperatorsCommands(t *testing.T) {
 
 	o.runBlock("federatedtypeconfigs,kubefedconfigs", "")
 	begin := time.Now()
-	if err := shared.Admin.CoreV1().Namespaces().Delete(o.ctx, namespace, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Admin.CoreV1().Namespaces().Delete(o.ctx, namespace, metav1.DeleteOptions{}))
 	fleet.Wait(o.ctx, quietTime)
 	o.runBlock("kubectl wait --for=delete", "")
-	if err := shared.InstallComponents(o.ctx, "federation"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.InstallComponents(o.ctx, "federation"))
 	expectRefusals(begin)
 	o.configure(health)
 	o.runBlock("manager federation join c2", "")

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -39,9 +40,7 @@ func (m *members) wantRetained() {
 	m.waitForStatus(d, "c1= c2=")
 	spec := func(member dynamic.Interface, resource schema.GroupVersionResource, name string) map[string]any {
 		u, err := member.Resource(resource).Namespace("shop").Get(m.ctx, name, metav1.GetOptions{})
-		if err != nil {
-			m.Fatal(err)
-		}
+		assert.NoError(m, err)
 		return u.Object["spec"].(map[string]any)
 	}
 	before := map[dynamic.Interface]map[string]any{}
@@ -141,9 +140,7 @@ func TestObjectsArePropagated(t *testing.T) {
 	m.waitForStatus(f, "c1=")
 	m.patch(d, `{"metadata":{"annotations":{"kubefed.io/orphan":"true"}}}`)
 	for _, u := range []*unstructured.Unstructured{f, d} {
-		if err := client(u).Delete(m.ctx, u.GetName(), metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, client(u).Delete(m.ctx, u.GetName(), metav1.DeleteOptions{}))
 	}
 	m.waitForObject(m.c1, configMaps, "shop", "f", nil)
 	for _, u := range []*unstructured.Unstructured{f, d} {
@@ -162,16 +159,12 @@ func TestObjectsArePropagated(t *testing.T) {
 	m.waitForObject(m.c1, deployments, "shop", "o", managed)
 	replicaSets := func() int {
 		list, err := shared.Admin.AppsV1().ReplicaSets("shop").List(m.ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		return len(list.Items)
 	}
 	before := replicaSets()
 	m.patch(o, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{\"propagationPolicy\":\"Orphan\"}"}}}`)
-	if err := client(o).Delete(m.ctx, "o", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, client(o).Delete(m.ctx, "o", metav1.DeleteOptions{}))
 	m.waitForObject(m.c1, deployments, "shop", "o", nil)
 	if after := replicaSets(); after < before {
 		t.Errorf("%d ReplicaSets are left of %d", after, before)
@@ -183,9 +176,7 @@ func TestObjectsArePropagated(t *testing.T) {
 	m.waitForStatus(s, "c1=")
 	m.patch(federatedNamespace, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
 	m.waitForStatus(federatedNamespace, "c1= c2=")
-	if err := shared.Admin.CoreV1().Namespaces().Delete(m.ctx, "shop", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Admin.CoreV1().Namespaces().Delete(m.ctx, "shop", metav1.DeleteOptions{}))
 	m.waitForObject(m.c2, namespaces, "", "shop", func(u *unstructured.Unstructured) bool { return u.GetDeletionTimestamp() != nil })
 	// Nobody else in c2 ends Namespaces.
 	ending := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -30,9 +31,7 @@ func TestRestoredHostHoldsRemovals(t *testing.T) {
 			start := func() *cluster.Manager {
 				life++
 				manager, err := shared.StartLife(replica, life, cluster.ManagerOptions{Args: []string{"--controllers=federation", "--federation-unsafe-endpoints"}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				fleet.StopAtEnd(t, manager)
 				t.Cleanup(func() { shared.FreeLease(t, manager) })
 				return manager
@@ -44,9 +43,7 @@ func TestRestoredHostHoldsRemovals(t *testing.T) {
 			m.waitForStatus(named, "c1=")
 			m.waitForStatus(before, "c1= c2=")
 			m.stop(manager.Process) // it would not survive a slow backup
-			if err := shared.Backup(m.ctx, backup); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, shared.Backup(m.ctx, backup))
 			manager = start()
 			m.patch(named, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
 			m.patch(object(t, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, m.shop))
@@ -58,9 +55,7 @@ func TestRestoredHostHoldsRemovals(t *testing.T) {
 			if !running {
 				m.stop(manager.Process)
 			}
-			if err := shared.Restore(m.ctx, backup); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, shared.Restore(m.ctx, backup))
 			if running {
 				if err := manager.Wait(m.ctx); manager.ExitCode() != 1 {
 					t.Errorf("the manager ended with %d (%v), want 1", manager.ExitCode(), err)

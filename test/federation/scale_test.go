@@ -25,6 +25,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -39,9 +40,7 @@ type scene struct {
 func (m *members) runReleased(args ...string) *cluster.Manager {
 	m.Helper()
 	binary, err := cluster.BuildProgram(m.ctx, "cmd/manager", false)
-	if err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, err)
 	manager := shared.Run(m.T, shared.NewReplica(m.ctx, m.T), cluster.ManagerOptions{Binary: binary, Env: []string{"GODEBUG=gctrace=1", "KUBE_CACHE_MUTATION_DETECTOR=false"},
 		Args: slices.Concat(patientArgs, []string{"--controllers=federation", "--federation-unsafe-endpoints"}, args)})
 	shared.WaitForLeader(m.ctx, m.T, manager)
@@ -166,9 +165,7 @@ func (s *scene) propagateChange() {
 func (s *scene) waitUntilListed(m *cluster.Manager) {
 	s.Helper()
 	token, err := shared.AdminToken(s.ctx)
-	if err != nil {
-		s.Fatal(err)
-	}
+	assert.NoError(s, err)
 	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error { return checkIdle(m, token, s.size) })
 	fleet.Wait(s.ctx, 45*time.Second)
 }
@@ -180,9 +177,7 @@ var gcTrace = regexp.MustCompile(`(?m)^gc \d+ @.* \d+->\d+->(\d+) MB`)
 func (m *members) ourHeap(manager *cluster.Manager) int {
 	m.Helper()
 	token, err := shared.AdminToken(m.ctx)
-	if err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, err)
 	return m.liveHeap(manager.Process, func() error {
 		return fleet.Answers(manager.SecureURL+"/debug/pprof/heap?gc=1", token, http.StatusOK)
 	})
@@ -194,9 +189,7 @@ func (m *members) liveHeap(p *sandbox.Process, collect func() error) (heap int) 
 	m.Helper()
 	collections := func() [][][]byte {
 		log, err := os.ReadFile(p.Log)
-		if err != nil {
-			m.Fatal(err)
-		}
+		assert.NoError(m, err)
 		return gcTrace.FindAllSubmatch(log, -1)
 	}
 	before := len(collections())
@@ -303,9 +296,7 @@ func TestLongKubeFedFirstWrite(t *testing.T) {
 	manager := k.runReleased(fastFlags...)
 	l.settle()
 	list, err := client(l.nextObject(0)).List(k.ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var objects []*unstructured.Unstructured
 	for i := range list.Items {
 		objects = append(objects, &list.Items[i])
@@ -328,9 +319,7 @@ func TestLongKubeFedFirstWrite(t *testing.T) {
 				return m.Process, acquired[0].StageTimestamp.Time
 			},
 		} {
-			if err := l.change(k.ctx, round); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, l.change(k.ctx, round))
 			tails := k.tailAudits()
 			process, leadTime := lead()
 			first[name] = append(first[name], k.firstWrite(tails["c2"]).Sub(leadTime).Round(time.Millisecond))

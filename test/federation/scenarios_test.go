@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -41,9 +42,7 @@ var scenarios = map[string]func(*scenario){
 		if err == nil {
 			err = client(config).Delete(p.ctx, "namespaces", metav1.DeleteOptions{})
 		}
-		if err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, err)
 		p.waitForType("configmaps", "NotRunning")
 		fleet.Wait(p.ctx, quietTime) // what is under way ends
 		p.change("c", `,"placement":{"clusters":[{"name":"c1"}]}`)
@@ -65,9 +64,7 @@ var scenarios = map[string]func(*scenario){
 	"without a FederatedNamespace an object is removed": func(p *scenario) {
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
 		u.SetNamespace(p.shop)
-		if err := client(u).Delete(p.ctx, p.shop, metav1.DeleteOptions{}); err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, client(u).Delete(p.ctx, p.shop, metav1.DeleteOptions{}))
 		p.waitForReason(policy.NamespaceNotFederated)
 		p.forEachMember(func(member dynamic.Interface) { p.waitForObject(member, configMaps, p.shop, "f", nil) })
 	},
@@ -172,17 +169,13 @@ var scenarios = map[string]func(*scenario){
 		tails := p.tailAudits()
 		p.fixture.startLeader()
 		token, err := shared.AdminToken(p.ctx)
-		if err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, err)
 		fleet.Eventually(p.ctx, p.T, func() error { return checkIdle(p.fixture.manager, token, 2) })
 		fleet.Wait(p.ctx, quietTime)
 		for member, tails := range tails {
 			for _, tail := range tails {
 				events, err := tail.Read()
-				if err != nil {
-					p.Fatal(err)
-				}
+				assert.NoError(p, err)
 				for _, e := range events {
 					if e.User.Username == memberAccount && strings.Contains(e.RequestURI, "/namespaces/"+p.shop+"/") {
 						p.Errorf("%s: %s %s", member, e.Verb, e.RequestURI)
@@ -209,9 +202,7 @@ var scenarios = map[string]func(*scenario){
 	},
 	"a malformed deleteoption waits": func(p *scenario) {
 		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{"}}}`)
-		if err := client(p.f).Delete(p.ctx, "f", metav1.DeleteOptions{}); err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, client(p.f).Delete(p.ctx, "f", metav1.DeleteOptions{}))
 		p.waitForStatus(p.f, "c1=WaitingForRemoval c2=WaitingForRemoval")
 		p.forEachMember(func(member dynamic.Interface) { p.waitForContent(member, "b") })
 		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":null}}}`)
@@ -255,14 +246,10 @@ var scenarios = map[string]func(*scenario){
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 		w := p.defineType("Widget", "widgets", target)
 		p.waitForStatus(w, "c1= c2=APINotAvailable")
-		if err := fleet.DefineResource(p.ctx, p.c2, target, "Widget"); err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, fleet.DefineResource(p.ctx, p.c2, target, "Widget"))
 		p.waitForStatus(w, "c1= c2=")
 		p.forEachMember(func(member dynamic.Interface) { p.waitForObject(member, target, p.shop, "w", managed) })
-		if err := p.c1.Resource(definitions).Delete(p.ctx, "federatedwidgets.types.kubefed.io", metav1.DeleteOptions{}); err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, p.c1.Resource(definitions).Delete(p.ctx, "federatedwidgets.types.kubefed.io", metav1.DeleteOptions{}))
 		p.waitForObject(p.c1, definitions, "", "federatedwidgets.types.kubefed.io", nil)
 		p.forEachMember(func(member dynamic.Interface) {
 			p.waitForObject(member, target, p.shop, "w", func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
@@ -272,9 +259,7 @@ var scenarios = map[string]func(*scenario){
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 		older := target
 		older.Version = "v1beta1"
-		if err := fleet.DefineResource(p.ctx, p.c2, older, "Gadget"); err != nil {
-			p.Fatal(err)
-		}
+		assert.NoError(p, fleet.DefineResource(p.ctx, p.c2, older, "Gadget"))
 		w := p.defineType("Gadget", "gadgets", target)
 		p.patch(w, `{"spec":{"overrides":[{"clusterName":"c2","clusterOverrides":[{"path":"/apiVersion","value":"example.com/v1beta1"}]}]}}`)
 		p.waitForStatus(w, "c1= c2=")

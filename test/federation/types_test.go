@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -110,9 +111,7 @@ func client(u *unstructured.Unstructured) dynamic.ResourceInterface {
 func TestTypesRunOnARealControlPlane(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, fleet.Patience)
 	list, err := shared.Objects.Resource(typeConfigs).Namespace(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var configs []policy.TypeConfig
 	for i := range list.Items {
 		configs = append(configs, policy.ReadTypeConfig(&list.Items[i]))
@@ -131,9 +130,7 @@ func TestTypesRunOnARealControlPlane(t *testing.T) {
 		// What the FederatedTypeConfig says of the two types is what the API server serves.
 		for _, r := range []policy.Resource{c.Target, c.Federated} {
 			served, err := shared.Admin.Discovery().ServerResourcesForGroupVersion(r.APIVersion())
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if !slices.ContainsFunc(served.APIResources, func(api metav1.APIResource) bool {
 				return api.Name == r.PluralName && api.Kind == r.Kind && api.Namespaced == r.Namespaced()
 			}) {
@@ -143,9 +140,7 @@ func TestTypesRunOnARealControlPlane(t *testing.T) {
 	}
 	config, err := shared.Objects.Resource(schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}).
 		Namespace(namespace).Get(ctx, policy.ConfigName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if got, err := policy.ReadConfig(config.Object); err != nil || got != policy.DefaultConfig() {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -233,12 +228,8 @@ func TestSchemasOfKubeFedRefuseMistakes(t *testing.T) {
 func TestScopeIsImmutable(t *testing.T) {
 	configs := shared.Objects.Resource(schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}).Namespace(namespace)
 	u, err := configs.Get(t.Context(), policy.ConfigName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unstructured.SetNestedField(u.Object, "Namespaced", "spec", "scope"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, unstructured.SetNestedField(u.Object, "Namespaced", "spec", "scope"))
 	if _, err := configs.Update(t.Context(), u, metav1.UpdateOptions{}); err == nil || !strings.Contains(err.Error(), "cannot change") {
 		t.Error(err)
 	}
@@ -251,9 +242,7 @@ func TestFederatedObjectIsStored(t *testing.T) {
 		"placement: {clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}, overrides: [{clusterName: c, clusterOverrides: ["+
 		"{path: /data/a, value: null}, {path: /data/b, value: ''}, {path: /x, value: {a: [1, null]}}, {op: '', path: /y, value: 7}]}]}")
 	stored, err := client(u).Create(t.Context(), u, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	u.SetGeneration(stored.GetGeneration())
 	if got, want := string(policy.SummarizeFederated(stored)), string(policy.SummarizeFederated(u)); got != want {
 		t.Errorf("stored as %s, sent as %s", got, want)
@@ -297,13 +286,9 @@ func TestStatusIsStored(t *testing.T) {
 				}
 			})
 			patch, err := json.Marshal(map[string]any{"status": test.status})
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			stored, err := client(u).Patch(t.Context(), u.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if !test.isStored(stored) {
 				t.Errorf("stored as %v", stored.Object["status"])
 			}

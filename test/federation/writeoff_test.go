@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -53,9 +54,7 @@ func (m *members) createMany(begin, end int, content string) (objects []*unstruc
 func (m *members) deleteAll(objects []*unstructured.Unstructured) {
 	m.Helper()
 	for _, u := range objects {
-		if err := client(u).Delete(m.ctx, u.GetName(), metav1.DeleteOptions{}); err != nil {
-			m.Fatal(err)
-		}
+		assert.NoError(m, client(u).Delete(m.ctx, u.GetName(), metav1.DeleteOptions{}))
 	}
 }
 
@@ -105,9 +104,7 @@ func (m *members) waitForRemovals() map[string]corev1.ConfigMap {
 		return err
 	})
 	list, err := m.admin2.CoreV1().ConfigMaps(m.shop).List(m.ctx, metav1.ListOptions{})
-	if err != nil {
-		m.Fatal(err)
-	}
+	assert.NoError(m, err)
 	remaining := map[string]corev1.ConfigMap{}
 	for _, cm := range list.Items {
 		remaining[cm.Name] = cm

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -32,9 +33,7 @@ var (
 func create(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource, namespace string, object map[string]any) {
 	t.Helper()
 	o, err := shared.Objects.Resource(gvr).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		_ = shared.Objects.Resource(gvr).Namespace(namespace).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{})
 	})
@@ -111,9 +110,7 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	// The watched version is removed; another takes its place.
 	changed := crd(widgets.GroupResource(), "Widget", []string{"v1", "v1beta1"}, "v1beta1")
 	patch, err := json.Marshal(map[string]any{"spec": changed["spec"]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := shared.Objects.Resource(crds).Patch(ctx, widgets.GroupResource().String(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -123,9 +120,7 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 		t.Errorf("%d objects after %d relists", s.Objects, s.Relists)
 	}
 
-	if err := shared.Objects.Resource(crds).Delete(ctx, widgets.GroupResource().String(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Objects.Resource(crds).Delete(ctx, widgets.GroupResource().String(), metav1.DeleteOptions{}))
 	waitForVersion("")
 }
 
@@ -161,9 +156,7 @@ func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
 	if s := c.resourceStatus(t, "things"); s.Synced {
 		t.Error("an API that is down was taken for one that has no such resource")
 	}
-	if err := shared.Objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}))
 	c.waitUntilHealthy(ctx, t, "concerned")
 	if s := c.resourceStatus(t, "things"); !s.Absent {
 		t.Errorf("absent %t", s.Absent)

@@ -17,6 +17,7 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -98,9 +99,7 @@ func TestCacheHoldsEachResourceInItsForm(t *testing.T) {
 		} {
 			t.Run(name+" in "+contentType, func(t *testing.T) {
 				scheme := runtime.NewScheme()
-				if err := clientscheme.AddToScheme(scheme); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, clientscheme.AddToScheme(scheme))
 				if tc.inScheme {
 					scheme.AddKnownTypes(sprockets.GroupVersion(), &Sprocket{}, &SprocketList{})
 					metav1.AddToGroupVersion(scheme, sprockets.GroupVersion())

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -58,9 +59,7 @@ func createHostile(ctx context.Context, t *testing.T, client kubernetes.Interfac
 	t.Helper()
 	must := func(_ any, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	for name, data := range hostileData() {
 		m := metav1.ObjectMeta{Name: "data-" + name}
@@ -99,9 +98,7 @@ func TestLongHostileObjectsEndNoManager(t *testing.T) {
 			config := rest.CopyConfig(shared.AdminConfig())
 			config.ContentType = "application/vnd.kubernetes.protobuf"
 			client, err := kubernetes.NewForConfig(config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			args := []string{"--kube-api-content-type=" + contentType, "--compat=reloader"}
 			leader := shared.RunLeader(ctx, t, args...)
 			s.WaitUntilKnown(ctx, t, "web")
@@ -110,9 +107,7 @@ func TestLongHostileObjectsEndNoManager(t *testing.T) {
 			standby := shared.RunStandby(ctx, t, args...)
 			// The list, with objects deleted in the middle of it.
 			late := shared.RunReplica(ctx, t, args...)
-			if err := client.CoreV1().Secrets(s.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "metadata.name!=db"}); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, client.CoreV1().Secrets(s.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "metadata.name!=db"}))
 			fleet.Eventually(ctx, t, func() error { return fleet.Ready(late) })
 
 			// All are alive, and the leader does its work.

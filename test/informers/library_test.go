@@ -23,6 +23,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -45,13 +46,9 @@ func newCacheWith(t *testing.T, config *rest.Config, cfg informers.CacheConfig) 
 	t.Helper()
 	c := &cache{metrics: metrics.NewKubeRegistry()}
 	caches, err := informers.NewCaches(c.metrics)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c.ClusterCache, err = caches.AddCluster(cfg, config, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c.Start(t.Context())
 	t.Cleanup(c.Shutdown)
 	return c
@@ -92,9 +89,7 @@ func (c *cache) resourceStatus(t *testing.T, resource string) informers.Resource
 func (c *cache) metric(t *testing.T, name, resource string) float64 {
 	t.Helper()
 	families, err := c.metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			for _, label := range m.GetLabel() {

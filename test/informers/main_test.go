@@ -18,6 +18,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -57,9 +58,7 @@ func status(m *cluster.Manager) (informers.Status, error) {
 func mustStatus(t *testing.T, m *cluster.Manager) informers.Status {
 	t.Helper()
 	s, err := status(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return s
 }
 

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -30,9 +31,7 @@ func changeSample(ctx context.Context, t *testing.T, s fleet.Sample) {
 	t.Helper()
 	s.CreateSecret(ctx, t, "added", "", "1")
 	s.SetSecret(ctx, t, "second")
-	if err := shared.Admin.CoreV1().Secrets(s.Namespace).Delete(ctx, "removed", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Admin.CoreV1().Secrets(s.Namespace).Delete(ctx, "removed", metav1.DeleteOptions{}))
 	s.Paint(ctx, t, "red")
 }
 
@@ -179,9 +178,7 @@ func TestCacheIsCurrentAfterTheServerRestarts(t *testing.T) {
 		}
 	})
 	shared.KillAPIServer()
-	if err := shared.StartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.StartAPIServer(ctx))
 	s.CreateSecret(ctx, t, "added-later", "", "1")
 	proxy.Heal()
 	for _, c := range []*cache{direct, partitioned} {

@@ -101,9 +101,7 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 					assert.Equal(t, "ConfigMaps", tc.configMaps, got)
 				case "secrets":
 					all, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
-					if err != nil {
-						t.Fatal(err)
-					}
+					assert.NoError(t, err)
 					want := slices.DeleteFunc(all.Items, func(s corev1.Secret) bool { return s.Type == "helm.sh/release.v1" })
 					if r.Objects != len(want) {
 						t.Errorf("%d Secrets are cached, want %d", r.Objects, len(want))
@@ -121,9 +119,7 @@ func checkStream(t *testing.T, resource string, uris []string) {
 		t.Errorf("%d requests for %s instead of one watch:\n%s", len(uris), resource, strings.Join(uris, "\n"))
 	}
 	u, err := url.ParseRequestURI(uris[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	selector := ""
 	if resource == "secrets" {
 		selector = "type!=helm.sh/release.v1"
@@ -141,14 +137,10 @@ func TestVersionOfASourceNeedsOnlyAList(t *testing.T) {
 	ctx := fleet.Context(t)
 	// The client is the manager's, which may not get Secrets.
 	client, err := metadata.NewForConfig(shared.NewReplica(ctx, t).Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s := shared.NewSample(ctx, t)
 	db, err := shared.Admin.CoreV1().Secrets(s.Namespace).Get(ctx, "db", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "first") // the cache leaves it out
 	for name, want := range map[string]string{"db": db.ResourceVersion, "d": "", "release": ""} {
 		list, err := client.Resource(informers.Secrets).Namespace(s.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name + "," + informers.NotHelm})

@@ -38,9 +38,7 @@ func attemptedWrites(t *testing.T, pod string) []string {
 func queueAdds(t *testing.T, m *cluster.Manager) string {
 	t.Helper()
 	_, body, err := fleet.Get(m.SecureURL+"/metrics", token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for line := range strings.Lines(body) {
 		if value, ok := strings.CutPrefix(line, `workqueue_adds_total{name="config-reload"} `); ok {
 			return strings.TrimSpace(value)
@@ -80,9 +78,7 @@ func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 	release := make(chan struct{})
 	secrets := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodGet, "/api/v1/secrets"), Hold: release})
 	standby := shared.Run(t, replica, cluster.ManagerOptions{Args: fleet.ShortTimings})
-	if err := secrets.WaitHits(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, secrets.WaitHits(ctx, 1))
 	fleet.Eventually(ctx, t, func() error {
 		return fleet.Answers(standby.InsecureURL+"/readyz/informers-sync", "", http.StatusInternalServerError)
 	})
@@ -115,9 +111,7 @@ func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 
 	// When it leads, it needs nothing but its cache.
 	read := cacheReads(t, standby.Pod)
-	if err := leader.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, leader.Signal(syscall.SIGTERM))
 	waitUntilLeading(t, standby)
 	s.Paint(ctx, t, "green")
 	s.WaitForReplicaSets(ctx, t, "web", 5)
@@ -156,9 +150,7 @@ func TestColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 		t.Errorf("started %t, with %d resources", st.Started, len(st.Resources))
 	}
 
-	if err := leader.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, leader.Signal(syscall.SIGTERM))
 	waitUntilLeading(t, standby)
 	for resource, uris := range cacheReads(t, standby.Pod) {
 		checkStream(t, resource, uris)

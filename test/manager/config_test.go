@@ -31,9 +31,7 @@ func configFile(t *testing.T, flags string) string {
 func writeFile(t *testing.T, text []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, text, 0o600))
 	return path
 }
 
@@ -60,9 +58,7 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	args := []string{"--config=" + configFile(t, "{v: 2, config-reload-quiet-period: 100ms, controllers: [config-reload, -nothing]}"), "--controllers=config-reload"}
 	// The arguments of the Deployment are left out, since they would take precedence over the file.
 	m, err := shared.StartBare(shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.StopAtEnd(t, m)
 	shared.WaitForLeader(ctx, t, m)
 	s := shared.NewSample(ctx, t)
@@ -74,18 +70,14 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	}
 
 	_, body, err := fleet.Get(m.SecureURL+"/configz", token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var shown map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(body), &shown); err != nil {
 		t.Fatalf("%v: %s", err, body)
 	}
 	config := shown["quartermaster.dev"]
 	var flags struct{ Flags map[string]any }
-	if err := json.Unmarshal(config, &flags); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(config, &flags))
 	for flag, want := range map[string]any{"v": 2.0, "config-reload-quiet-period": "100ms", "controllers": []any{"config-reload"}, "shutdown-timeout": "20s"} {
 		if diff := cmp.Diff(want, flags.Flags[flag]); diff != "" {
 			t.Errorf("/configz, %s:\n%s", flag, diff)

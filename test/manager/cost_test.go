@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -46,9 +47,7 @@ var (
 func TestLongHostileValuesCostAStartLittle(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 15*time.Minute)
 	binary, err := cluster.BuildProgram(ctx, "cmd/manager", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	shared.InstallWith(ctx, t, allComponents...)
 	manyNamespaces(ctx, t, 2000)
 	c := costs{ctx: ctx, t: t, binary: binary, owner: shared.NewNamespace(ctx, t, nil), victim: shared.NewNamespace(ctx, t, nil)}
@@ -188,9 +187,7 @@ func (c *costs) measureStart() (cpu, copyDelay time.Duration) {
 	want := fmt.Sprint(c.value)
 	c.setSource(want)
 	m, err := shared.StartManager(shared.NewReplica(c.ctx, c.t), cluster.ManagerOptions{Binary: c.binary, Args: allControllers})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	assert.NoError(c.t, err)
 	defer shared.FreeLease(c.t, m)
 	defer func() { _ = m.Stop(context.WithoutCancel(c.ctx), fleet.Patience) }() // it releases the Lease, so that the next one need not wait
 	shared.WaitForLeader(c.ctx, c.t, m)
@@ -263,18 +260,14 @@ func (c *costs) removeHostile(namespace string) {
 func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	// The name, in parentheses, may contain blanks. After it, utime and stime are the fields 14 and 15 of
 	// proc(5), in 1/100 s.
 	_, rest, _ := strings.Cut(string(text), ") ")
 	var sum int
 	for _, field := range strings.Fields(rest)[11:13] {
 		ticks, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		sum += ticks
 	}
 	return time.Duration(sum) * 10 * time.Millisecond

@@ -32,6 +32,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -62,17 +63,11 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	before := sample.versions(ctx, t)
 
 	jsonClient, err := kubernetes.NewForConfig(h.RESTConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	dyn, err := dynamic.NewForConfig(h.RESTConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	meta, err := metadata.NewForConfig(h.RESTConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ns, now := sample.namespace, time.Now()
 	core, apps, raw := h.Client.CoreV1(), h.Client.AppsV1(), h.Client.CoreV1().RESTClient()
 	dynamicGadgets := dyn.Resource(gadgets).Namespace(ns)
@@ -302,9 +297,7 @@ func newDrySample(ctx context.Context, t *testing.T) drySample {
 		t.Fatal(err)
 	}
 	dyn, err := dynamic.NewForConfig(shared.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	gadget := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "test.example.com/v1", "kind": "Gadget", "metadata": map[string]any{"name": "a"}, "spec": map[string]any{"replicas": int64(1)},
 	}}
@@ -319,9 +312,7 @@ func newDrySample(ctx context.Context, t *testing.T) drySample {
 func (d drySample) versions(ctx context.Context, t *testing.T) map[string]string {
 	t.Helper()
 	meta, err := metadata.NewForConfig(shared.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	versions := map[string]string{}
 	for _, resource := range []schema.GroupVersionResource{
 		corev1.SchemeGroupVersion.WithResource("configmaps"), corev1.SchemeGroupVersion.WithResource("pods"),
@@ -330,9 +321,7 @@ func (d drySample) versions(ctx context.Context, t *testing.T) map[string]string
 		// The Pods of the Deployment are left out: kube-controller-manager creates them and writes
 		// their number into its status.
 		list, err := meta.Resource(resource).Namespace(d.namespace).List(ctx, metav1.ListOptions{LabelSelector: "!app"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, item := range list.Items {
 			version := item.ResourceVersion
 			if resource.Resource == "deployments" {
@@ -342,9 +331,7 @@ func (d drySample) versions(ctx context.Context, t *testing.T) map[string]string
 		}
 	}
 	ns, err := shared.Admin.CoreV1().Namespaces().Get(ctx, d.namespace, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	versions["namespace"] = ns.ResourceVersion
 	return versions
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
@@ -49,9 +50,7 @@ func runHosted(ctx context.Context, t *testing.T, entry controllers.Entry, dryRu
 		return h, nil
 	}
 	o, err := app.NewOptions(app.With(builtin.Entries()...), app.With(entry))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	shared.Grant(ctx, t, entry.Permissions(controllers.Settings{})...)
 	replica := shared.NewReplica(ctx, t)
 	h.pod = replica.Pod
@@ -141,7 +140,5 @@ func serveGadgets(ctx context.Context, t *testing.T) {
 	if _, err := shared.Kubectl(ctx, "apply", "-f", "testdata/gadgets.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	if err := shared.WaitForCRDs(ctx, "testdata/gadgets.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.WaitForCRDs(ctx, "testdata/gadgets.yaml"))
 }

@@ -13,6 +13,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -58,9 +59,7 @@ func TestSecurePortAuthorizes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, body, err := fleet.Get(m.SecureURL+tc.path, tc.token)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if code != tc.code || !strings.Contains(body, tc.body) {
 				t.Errorf("%s: %d, want %d and %q; body:\n%.3000s", tc.path, code, tc.code, tc.body, body)
 			}
@@ -82,13 +81,9 @@ func TestServingCertificateIsReloaded(t *testing.T) {
 	write := func(host string) {
 		t.Helper()
 		certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKey(host, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for file, content := range map[string][]byte{cert: certPEM, key: keyPEM} {
-			if err := os.WriteFile(file, content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(file, content, 0o600))
 		}
 	}
 	served := func(m *cluster.Manager, host string) error {

@@ -16,6 +16,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -72,9 +73,7 @@ func TestStandbyTakesOver(t *testing.T) {
 			s.WaitUntilKnown(ctx, t, "web")
 			before := shared.Lease(ctx, t).Spec.LeaseTransitions
 
-			if err := old.Signal(tc.signal); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, old.Signal(tc.signal))
 			shared.WaitForLeader(ctx, t, next)
 			if err := old.Wait(ctx); err != nil && old.ExitCode() == -1 {
 				t.Fatal(err)
@@ -103,12 +102,8 @@ func TestDrainFinishesReconcilesBeforeTheRelease(t *testing.T) {
 	release := make(chan struct{})
 	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.Namespace+"/deployments/web"), Hold: release})
 	s.Paint(ctx, t, "red")
-	if err := patch.WaitHits(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, patch.WaitHits(ctx, 1))
+	assert.NoError(t, m.Signal(syscall.SIGTERM))
 	// It holds on: it is alive, serves probes and holds the Lease. Two renewals prove that it
 	// continues.
 	if _, err := m.WaitForLine(ctx, "a second signal ends the process"); err != nil {
@@ -162,14 +157,10 @@ func TestDrainTooLongDoesNotRelease(t *testing.T) {
 
 	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/deployments/web"), Hold: make(chan struct{})})
 	s.Paint(ctx, t, "red")
-	if err := patch.WaitHits(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, patch.WaitHits(ctx, 1))
 	// The controller's check notices a reconcile that takes too long.
 	fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+"/healthz/controller-config-reload", "", 500) })
-	if err := m.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, m.Signal(syscall.SIGTERM))
 	if err := m.Wait(ctx); m.ExitCode() != 1 {
 		t.Errorf("it ended with %d (%v), want 1", m.ExitCode(), err)
 	}
@@ -189,18 +180,12 @@ func TestSignalTwiceEndsAtOnce(t *testing.T) {
 	s.WaitUntilKnown(ctx, t, "web")
 	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/deployments/web"), Hold: make(chan struct{})})
 	s.Paint(ctx, t, "red")
-	if err := patch.WaitHits(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, patch.WaitHits(ctx, 1))
+	assert.NoError(t, m.Signal(syscall.SIGTERM))
 	if _, err := m.WaitForLine(ctx, "a second signal ends the process"); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, m.Signal(syscall.SIGTERM))
 	_ = m.Wait(ctx) // the exit code is checked below
 	if m.ExitCode() != 128+int(syscall.SIGTERM) {
 		t.Errorf("after a second signal it ended with %d, want %d", m.ExitCode(), 128+int(syscall.SIGTERM))
@@ -211,9 +196,7 @@ func TestLongStartWaitsForTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewSample(ctx, t)
 	replica := shared.NewReplica(ctx, t)
-	if err := shared.StopAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.StopAPIServer(ctx))
 	t.Cleanup(func() {
 		if err := shared.StartAPIServer(context.Background()); err != nil {
 			t.Error(err)
@@ -229,16 +212,12 @@ func TestLongStartWaitsForTheAPIServer(t *testing.T) {
 	if err := fleet.Answers(m.SecureURL+"/readyz", "", 500); err != nil {
 		t.Errorf("while it waits: %v", err)
 	}
-	if err := shared.StartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.StartAPIServer(ctx))
 	shared.WaitForLeader(ctx, t, m)
 	s.WaitUntilKnown(ctx, t, "web")
 
 	// It restarts while a manager leads: the manager does not restart, and work continues.
-	if err := shared.RestartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.RestartAPIServer(ctx))
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 	if m.ExitCode() != -1 {

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
@@ -111,9 +112,7 @@ func runPainter(ctx context.Context, t *testing.T) (p *painter, url string, stop
 	t.Helper()
 	p = &painter{}
 	o, err := app.NewOptions(app.With(builtin.Entries()...), app.With(paintersEntry(p)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	replica := shared.NewReplica(ctx, t)
 	p.pod = replica.Pod
 	t.Setenv("POD_NAME", p.pod) // it is read at the start, which has passed when this returns
@@ -160,9 +159,7 @@ func TestEveryReplicaControllerWritesOnlyOnTheLeader(t *testing.T) {
 	ns := shared.NewNamespace(ctx, t, nil)
 	shared.Grant(ctx, t, paintersEntry(&painter{}).Permissions(controllers.Settings{})...)
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	begin := time.Now()
 	leader, leaderURL, stopLeader := runPainter(ctx, t)
 	fleet.Eventually(ctx, t, func() error {
@@ -207,9 +204,7 @@ func TestEveryReplicaControllerWritesOnlyOnTheLeader(t *testing.T) {
 	fleet.Eventually(ctx, t, checkPainted("door", "blue"))
 
 	// The owner is told of a change of what it owns.
-	if err := shared.Admin.CoreV1().ConfigMaps(ns).Delete(ctx, "door", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Admin.CoreV1().ConfigMaps(ns).Delete(ctx, "door", metav1.DeleteOptions{}))
 	fleet.Eventually(ctx, t, checkPainted("door", "blue"))
 
 	for replica, url := range map[string]string{"the leader": leaderURL, "the standby": standbyURL} {
@@ -255,9 +250,7 @@ func writePastFence(ctx context.Context, t *testing.T, p *painter, ns string) er
 	config := rest.CopyConfig(p.RESTConfig)
 	config.WrapTransport = nil // the fences and what goes with them
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_, err = client.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "past"}}, metav1.CreateOptions{})
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -32,9 +33,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 	serveGadgets(ctx, t)
 	ns := shared.NewNamespace(ctx, t, nil)
 	// A library in the same program may do this; it must have no effect.
-	if err := addGadgets(scheme.Scheme); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, addGadgets(scheme.Scheme))
 	h := runHosted(ctx, t, gadgetEntry, false)
 
 	config := rest.CopyConfig(h.RESTConfig)
@@ -42,9 +41,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 	config.APIPath, config.GroupVersion = "/apis", &gv
 	config.NegotiatedSerializer = serializer.NewCodecFactory(h.Scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	gadget := &Gadget{ObjectMeta: metav1.ObjectMeta{Name: "g", Namespace: ns}, Spec: GadgetSpec{Color: "blue"}}
 	if err := client.Post().Namespace(ns).Resource(gadgets.Resource).Body(gadget).Do(ctx).Into(gadget); err != nil {
 		t.Fatalf("create: %v", err)
@@ -58,9 +55,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 		t.Fatalf("patch: %v", err)
 	}
 	read := &Gadget{}
-	if err := client.Get().Namespace(ns).Resource(gadgets.Resource).Name("g").Do(ctx).Into(read); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, client.Get().Namespace(ns).Resource(gadgets.Resource).Name("g").Do(ctx).Into(read))
 	if want := (GadgetSpec{Color: "red", Replicas: 7}); read.Spec != want {
 		t.Errorf("it is stored as %+v, want %+v", read.Spec, want)
 	}
@@ -89,9 +84,7 @@ func TestDrainSendsItsEvents(t *testing.T) {
 	h.drain = func() {
 		h.Events.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "app-config", Namespace: ns}}, corev1.EventTypeNormal, "Drained", "the last word")
 	}
-	if err := h.stop(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, h.stop())
 	events, err := shared.Admin.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Drained"})
 	if err != nil || len(events.Items) != 1 {
 		t.Errorf("Events when the manager has ended: %v, %v", events, err)

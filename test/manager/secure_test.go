@@ -24,6 +24,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -36,13 +37,9 @@ type ca struct {
 func newCA(t *testing.T, name string) ca {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: name}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return ca{cert, key}
 }
 
@@ -54,18 +51,14 @@ func (c ca) certPEM() string {
 func (c ca) issueClientCert(t *testing.T, subject pkix.Name) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(now.UnixNano()), Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, c.cert, key.Public(), c.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -106,9 +99,7 @@ func changeAuthentication(ctx context.Context, t *testing.T, change func(map[str
 		_, err = configMaps.Update(ctx, published, metav1.UpdateOptions{})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestClientCertificatesFollowTheClustersCAs checks that a CA counts exactly as long as the cluster
@@ -121,9 +112,7 @@ func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
 
 	config := shared.AdminConfig()
 	published, err := tls.X509KeyPair(config.CertData, config.KeyData)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.Eventually(ctx, t, func() error { return checkCode(m.SecureURL, published, nil, http.StatusOK) })
 
 	for name, tc := range map[string]struct {
@@ -164,35 +153,25 @@ func TestLogLevelCanBeChanged(t *testing.T) {
 	m := shared.RunReplica(ctx, t, "--v=0")
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
 	everything, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	putLevel := func(token, level string) (int, string) {
 		t.Helper()
 		request, err := http.NewRequestWithContext(ctx, http.MethodPut, m.SecureURL+"/debug/flags/v", strings.NewReader(level))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if token != "" {
 			request.Header.Set("Authorization", "Bearer "+token)
 		}
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 		response, err := client.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		defer func() { _ = response.Body.Close() }()
 		body, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		return response.StatusCode, string(body)
 	}
 	requestForbidden := func(path string) {
 		t.Helper()
-		if err := fleet.Answers(m.SecureURL+path, "", http.StatusForbidden); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, fleet.Answers(m.SecureURL+path, "", http.StatusForbidden))
 	}
 
 	if code, body := putLevel("", "4"); code != http.StatusForbidden {

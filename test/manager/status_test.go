@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -73,20 +74,14 @@ func leaderReader(ctx context.Context, t *testing.T) string {
 			{NonResourceURLs: []string{"/debug/leader"}, Verbs: []string{"get"}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	config, err := clientcmd.LoadFromFile(shared.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for user := range config.AuthInfos {
 		config.AuthInfos[user] = &api.AuthInfo{Token: shared.NewToken(ctx, t, name, name)}
 	}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, clientcmd.WriteToFile(*config, path))
 	return path
 }
 

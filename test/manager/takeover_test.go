@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -114,9 +115,7 @@ func TestPartitionOfReplicasMovesNothing(t *testing.T) {
 func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, process protocol.LeaderState, fence apifence.State) {
 	t.Helper()
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.Eventually(ctx, t, func() error {
 		code, body, err := fleet.Get(m.SecureURL+"/debug/leader?format=json", token)
 		var got struct {
@@ -148,9 +147,7 @@ func expectEarly(ctx context.Context, t *testing.T, ended time.Time) {
 func expectProof(ctx context.Context, t *testing.T, m *cluster.Manager) {
 	t.Helper()
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.Eventually(ctx, t, func() error {
 		_, body, err := fleet.Get(m.SecureURL+"/debug/leader?format=json", token)
 		var got struct {

@@ -20,6 +20,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -44,9 +45,7 @@ func waitForAnswer(ctx context.Context, t *testing.T, url, token string, code in
 func TestTroubledControllerDisturbsNoOther(t *testing.T) {
 	ctx := fleet.Context(t)
 	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", fleet.Race())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	shared.ExpectRefusals(func(e auditv1.Event) bool {
 		return e.ObjectRef != nil && e.ObjectRef.Resource == "leases" && e.ObjectRef.Name == "" && e.ObjectRef.Namespace == ""
 	})
@@ -105,9 +104,7 @@ func TestTroubledControllerDisturbsNoOther(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal([]byte(body), &shown)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if shown["failing"].Restarts == 0 || !strings.Contains(shown["poisoned"].Problem, "panics") || !strings.Contains(shown["forbidden"].Problem, "Forbidden") || shown["config-reload"].Problem != "" {
 		t.Errorf("/debug/controllers/ shows %+v", shown)
 	}
@@ -119,9 +116,7 @@ func TestTroubledControllerDisturbsNoOther(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 
 	// A repaired trouble disappears without a restart.
-	if err := shared.InstallResource(ctx, doodads, "Doodad"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.InstallResource(ctx, doodads, "Doodad"))
 	t.Cleanup(func() { _, _ = shared.Kubectl(context.Background(), "delete", "crd", doodads.GroupResource().String()) })
 	waitForHealth("absent", http.StatusOK, "ok")
 	poisoned.Annotations = nil
@@ -159,29 +154,19 @@ func TestControllerThatHangsKeepsTheLease(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
 			binary, err := cluster.BuildProgram(ctx, "examples/manager", fleet.Race())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
+			assert.NoError(t, shared.ApplyDir(ctx, "../../examples/greeter"))
 			s := shared.NewSample(ctx, t)
 			_, err = shared.Admin.CoreV1().ConfigMaps(s.Namespace).Create(ctx, &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Name: "greeted", Annotations: map[string]string{"example.com/greet": "world"}},
 			}, metav1.CreateOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 			patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.Namespace+"/configmaps/greeted"), Hold: make(chan struct{})})
 			m := shared.Run(t, replica, cluster.ManagerOptions{Binary: binary, Args: append([]string{"--controllers=-config-reload", "--shutdown-timeout=3s"}, args...)})
-			if err := patch.WaitHits(ctx, 1); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, patch.WaitHits(ctx, 1))
 			stopped := time.Now()
-			if err := m.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, m.Signal(syscall.SIGTERM))
 			if err := m.Wait(ctx); m.ExitCode() != 1 {
 				t.Errorf("it ended with %d (%v), want 1", m.ExitCode(), err)
 			}

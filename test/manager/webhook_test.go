@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -33,9 +34,7 @@ func testWebhook(t *testing.T, listens bool) {
 	const renewDeadline, lease, slack = 10 * time.Second, 15 * time.Second, 20 * time.Second
 	ctx := fleet.Context(t)
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	leader := shared.RunLeader(ctx, t)
 	standbys := map[string]*cluster.Manager{}
 	for range 2 {
@@ -93,9 +92,7 @@ func installDeadWebhook(ctx context.Context, t *testing.T, listens bool) (remove
 	address := "127.0.0.1:1"
 	if listens { // and the kernel accepts the connections
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 		address = listener.Addr().String()
 	}
@@ -114,9 +111,7 @@ func installDeadWebhook(ctx context.Context, t *testing.T, listens bool) (remove
 			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "leader", Expression: "request.name == 'quartermaster-leader'"}},
 		}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	remove := func() {
 		_ = webhooks.Delete(context.Background(), "away", metav1.DeleteOptions{}) // the second time there is none
 	}

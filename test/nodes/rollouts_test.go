@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -32,9 +33,7 @@ type sample struct {
 func TestLongRolloutsEnd(t *testing.T) {
 	fleet.Require(t)
 	f, err := fleet.Start(context.Background(), fleet.Options{Cluster: cluster.Options{Nodes: 2}, Components: []string{"compat-reloader"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := f.Stop(); err != nil {
 			t.Error(err)
@@ -94,9 +93,7 @@ func (s sample) expectRollout(ctx context.Context, t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "api", 2)
 	s.kubectl(ctx, t, "rollout", "status", "deployment/api")
 	pods, err := s.Admin.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=api"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	running, templates := 0, map[string]bool{}
 	for _, pod := range pods.Items {
 		if pod.DeletionTimestamp != nil {
@@ -121,9 +118,7 @@ func runsACronJob(ctx context.Context, t *testing.T, s sample) {
 		ObjectMeta: metav1.ObjectMeta{Name: "report", Annotations: map[string]string{fleet.ReloadAnnotation: "auto"}},
 		Spec:       batchv1.CronJobSpec{Schedule: "0 0 29 2 *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: pod}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.Eventually(ctx, t, func() error {
 		report, err := s.Admin.BatchV1().CronJobs(s.Namespace).Get(ctx, "report", metav1.GetOptions{})
 		if err == nil && report.Annotations[fleet.StateAnnotation] == "" {
@@ -173,9 +168,7 @@ func renewsLeases(ctx context.Context, t *testing.T, s sample) {
 func spreadsTheManager(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	overlay, err := s.Overlay()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.kubectl(ctx, t, "cordon", "node-2")
 	s.kubectl(ctx, t, "apply", "-k", overlay)
 	s.kubectl(ctx, t, "-n=kube-system", "rollout", "status", "deployment/quartermaster")
@@ -184,9 +177,7 @@ func spreadsTheManager(ctx context.Context, t *testing.T, s sample) {
 		s.kubectl(ctx, t, "-n=kube-system", "rollout", "restart", "deployment/quartermaster")
 		s.kubectl(ctx, t, "-n=kube-system", "rollout", "status", "deployment/quartermaster")
 		pods, err := s.Admin.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster,pod-template-hash"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		nodes := map[string]int{}
 		for _, pod := range pods.Items {
 			if pod.DeletionTimestamp == nil {
@@ -207,9 +198,7 @@ func expectNoRefusals(t *testing.T, f *fleet.Fleet) {
 		t.Error(err)
 	}
 	events, err := f.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	seen := map[string]bool{}
 	for _, e := range events {
 		user := e.User.Username

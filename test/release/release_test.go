@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -59,9 +60,7 @@ func TestLongReleaseIsReproducible(t *testing.T) {
 	}
 	slices.Sort(want)
 	entries, err := os.ReadDir(filepath.Join(first, "dist"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var got []string
 	for _, entry := range entries {
 		got = append(got, entry.Name())
@@ -77,9 +76,7 @@ func TestLongReleaseIsReproducible(t *testing.T) {
 		}
 	}
 	program := filepath.Join(t.TempDir(), "manager")
-	if err := os.WriteFile(program, manager, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(program, manager, 0o755))
 	if out, err := exec.CommandContext(t.Context(), program, "--version").CombinedOutput(); err != nil || !strings.Contains(string(out), version) {
 		t.Errorf("--version: %v: %s", err, out)
 	}
@@ -89,20 +86,14 @@ func TestLongReleaseIsReproducible(t *testing.T) {
 func makeRelease(t *testing.T, dir, script string) {
 	t.Helper()
 	root := filepath.Join("..", "..")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(dir, 0o755))
 	runScript(t, root, `git ls-files -z --cached --others --exclude-standard --deduplicate | while IFS= read -r -d '' f; do
 		if [ -e "$f" ]; then printf '%s\0' "$f"; fi; done | tar --null -T - -cf - | tar -xf - -C '`+dir+`'`)
 	changelog := filepath.Join(dir, "CHANGELOG.md")
 	text, err := os.ReadFile(changelog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	released := strings.Replace(string(text), "\n## Unreleased\n", "\n## Unreleased\n\n## "+version+" - 2026-11-24\n\n- A test.\n", 1)
-	if err := os.WriteFile(changelog, []byte(released), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(changelog, []byte(released), 0o644))
 	runScript(t, dir, "git init -q; git add .; git commit -q -m 'The same commit'")
 	runScript(t, dir, script)
 }
@@ -123,18 +114,14 @@ func verifiedSums(t *testing.T, dir string) string {
 	t.Helper()
 	runScript(t, filepath.Join(dir, "dist"), "sha256sum --quiet -c SHA256SUMS")
 	text, err := os.ReadFile(filepath.Join(dir, "dist", "SHA256SUMS"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(text)
 }
 
 func goEnv(t *testing.T, name string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "env", name).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return strings.TrimSpace(string(out))
 }
 
@@ -142,27 +129,19 @@ func goEnv(t *testing.T, name string) string {
 func extract(t *testing.T, archive, name string) []byte {
 	t.Helper()
 	f, err := os.Open(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer f.Close()
 	unzipped, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for r := tar.NewReader(unzipped); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			t.Fatalf("%s has no %s", archive, name)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if header.Name == name {
 			content, err := io.ReadAll(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			return content
 		}
 	}

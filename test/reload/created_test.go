@@ -87,9 +87,7 @@ func TestCreationThenChangeRollsAfterACrash(t *testing.T) {
 			next := shared.RunStandby(ctx, t, immediateArgs(fleet.ShortTimings...)...)
 			for i := range p.n {
 				if i == killAt {
-					if err := old.Signal(syscall.SIGKILL); err != nil {
-						t.Fatal(err)
-					}
+					assert.NoError(t, old.Signal(syscall.SIGKILL))
 				}
 				p.create(i, time.Duration(i%21)*time.Millisecond)
 			}
@@ -154,9 +152,7 @@ func TestRevertingToolIsNoLoop(t *testing.T) {
 	changeColor(s, "green") // so that the manifest has a mark
 	exported := s.get(web)
 	manifest, err := json.Marshal(map[string]any{"spec": exported.Object["spec"], "metadata": map[string]any{"annotations": exported.GetAnnotations()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, color := range []string{"red", "yellow"} {
 		changeColor(s, color)
 		for range 20 {

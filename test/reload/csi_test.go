@@ -53,9 +53,7 @@ func TestLongCSISecretRollsWhenItRotates(t *testing.T) {
 		newDeployment("other", annotated("secret.reloader.stakater.com/auto", "true"), mountsClass))
 	shared.RunLeader(ctx, t, immediateArgs()...)
 	s.waitForAbsent(web, class) // the driver is not installed yet
-	if err := shared.InstallResource(ctx, configreload.PodStatusesResource, "SecretProviderClassPodStatus"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.InstallResource(ctx, configreload.PodStatusesResource, "SecretProviderClassPodStatus"))
 	waitForRecorded := func(version string) {
 		t.Helper()
 		for _, object := range []string{web, worker} {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -118,9 +119,7 @@ func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 		for _, name := range names[:3] {
 			s.configMap(name, round)
 		}
-		if err := patched.WaitHits(fleet.Context(t), 1); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, patched.WaitHits(fleet.Context(t), 1))
 		proxy.Partition(mode)
 		for _, name := range names[3:] {
 			s.configMap(name, round)

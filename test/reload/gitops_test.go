@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -32,18 +33,14 @@ type ignoreRule struct {
 func documentedRules(t *testing.T) (list []ignoreRule) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/controllers/config-reload.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for block := range strings.SplitSeq(string(text), "```yaml\n") {
 		var app struct {
 			Spec struct{ IgnoreDifferences []ignoreRule }
 		}
 		block, _, _ = strings.Cut(block, "```")
 		if strings.Contains(block, "ignoreDifferences") {
-			if err := yaml.UnmarshalStrict([]byte(strings.ReplaceAll(block, "syncPolicy:\n    syncOptions: [RespectIgnoreDifferences=true]   # or a sync takes the mark away, and rolls the pods\n  ", "")), &app); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, yaml.UnmarshalStrict([]byte(strings.ReplaceAll(block, "syncPolicy:\n    syncOptions: [RespectIgnoreDifferences=true]   # or a sync takes the mark away, and rolls the pods\n  ", "")), &app))
 			list = append(list, app.Spec.IgnoreDifferences...)
 		}
 	}
@@ -91,9 +88,7 @@ func TestGitOpsIgnoreRulesCoverAReload(t *testing.T) {
 	// Flux applies the manifest on the server. It takes away nothing that it does not own.
 	manifest := newDeployment("web", annotated(auto, "true"), uses(cm))
 	data, err := json.Marshal(map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "annotations": manifest.Annotations}, "spec": manifest.Spec})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	client, name := s.client(web)
 	if _, err := client.Patch(t.Context(), name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "kustomize-controller", Force: ptr.To(true)}); err != nil {
 		t.Fatal(err)
@@ -114,9 +109,7 @@ func (i ignoreRule) stripIgnored(t *testing.T, o *unstructured.Unstructured) map
 		unstructured.RemoveNestedField(c.Object, fields...)
 	}
 	containers, _, err := unstructured.NestedSlice(c.Object, "spec", "template", "spec", "containers")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, container := range containers {
 		fields := container.(map[string]any)
 		env, _ := fields["env"].([]any)
@@ -126,9 +119,7 @@ func (i ignoreRule) stripIgnored(t *testing.T, o *unstructured.Unstructured) map
 			fields["env"] = env
 		}
 	}
-	if err := unstructured.SetNestedSlice(c.Object, containers, "spec", "template", "spec", "containers"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, unstructured.SetNestedSlice(c.Object, containers, "spec", "template", "spec", "containers"))
 	if annotations, _, _ := unstructured.NestedMap(c.Object, "spec", "template", "metadata", "annotations"); len(annotations) == 0 {
 		unstructured.RemoveNestedField(c.Object, "spec", "template", "metadata", "annotations")
 	}

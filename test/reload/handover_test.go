@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -190,9 +191,7 @@ func TestHandoverInABurstRepeatsNothing(t *testing.T) {
 			end := sync.OnceValue(b.startChanging())
 			defer end()
 			b.eventually(func() error { return b.checkRolled(b.size / 3) })
-			if err := old.Signal(tc.signal); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, old.Signal(tc.signal))
 			shared.WaitForLeader(ctx, t, next)
 			rounds := end()
 			b.waitForRound(rounds)
@@ -222,9 +221,7 @@ func TestLongHandoverMissesNothing(t *testing.T) {
 		next := shared.RunStandby(ctx, t, immediateArgs()...)
 		for i := n * each; i < (n+1)*each; i++ {
 			if i == n*each+each/4 {
-				if err := old.Signal(syscall.SIGTERM); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, old.Signal(syscall.SIGTERM))
 			}
 			b.changeOne(i, 1)
 			b.create(newDeployment(fmt.Sprintf("new-%d", i), annotated(fleet.ReloadAnnotation, "auto"), uses("configmap/"+b.source(i))))
@@ -290,18 +287,14 @@ func takeoverWithOldCaches(t *testing.T, staleResources []string) {
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
 	for _, watch := range watches {
-		if err := watch.WaitHits(ctx, 1); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, watch.WaitHits(ctx, 1))
 	}
 	changeColor(s, "red")
 	// It asks the API server for what it has only an old version of.
 	last := staleResources[len(staleResources)-1]
 	matchesLast := s.requestsTo(map[string]string{"configmaps": "configmaps", "deployments": web}[last])
 	reads := proxy.Add(faultproxy.Rule{Match: func(r *http.Request) bool { return r.Method == http.MethodGet && matchesLast(r) }})
-	if err := leader.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, leader.Signal(syscall.SIGTERM))
 	shared.WaitForLeader(ctx, t, next)
 	// When the controller records a workload that comes later, it has looked at all earlier workloads.
 	s.create(newStatefulSet("later", annotated(fleet.ReloadAnnotation, "auto"), uses(other)))

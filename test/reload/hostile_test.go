@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -93,9 +94,7 @@ func rolloutMedian(ctx context.Context, victim testNamespace, prepare func(value
 	latency := shared.NewLatency(ctx, victim.t)
 	generation := func() int64 {
 		web, err := shared.Admin.AppsV1().Deployments(victim.namespace).Get(ctx, "web", metav1.GetOptions{})
-		if err != nil {
-			victim.t.Fatal(err)
-		}
+		assert.NoError(victim.t, err)
 		return web.Generation
 	}
 	return func(during string) time.Duration {

@@ -102,9 +102,7 @@ func TestInterleavedChangesRollOnceEach(t *testing.T) {
 					tc.meanwhile(s)
 				}
 				close(release)
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				if tc.then != nil {
 					tc.then(s)
 				}

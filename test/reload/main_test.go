@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	toolswatch "k8s.io/client-go/tools/watch"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -108,14 +109,10 @@ func objectName(resource, namespace, name string) string {
 func readAuditLog(t testing.TB, begin time.Time) {
 	t.Helper()
 	events, err := shared.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, e := range events {
 		if e.RequestReceivedTimestamp.After(begin) {
-			if err := rollouts.AddEvent(e); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, rollouts.AddEvent(e))
 		}
 	}
 }

@@ -29,9 +29,7 @@ func (s testNamespace) markAsOriginal(object, strategy, source, hash string) {
 		template = map[string]any{"metadata": map[string]any{"annotations": map[string]any{lastReloaded: reloadedFrom(s.namespace, source, hash)}}}
 	}
 	body, err := json.Marshal(map[string]any{"spec": map[string]any{"template": template}})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	client, name := s.client(object)
 	if _, err := client.Patch(s.t.Context(), name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "Reloader"}); err != nil {
 		s.t.Fatal(err)

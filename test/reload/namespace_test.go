@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -57,9 +58,7 @@ func (s testNamespace) create(list ...runtime.Object) {
 	s.t.Helper()
 	for _, o := range list {
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		assert.NoError(s.t, err)
 		u := &unstructured.Unstructured{Object: content}
 		client, _ := s.client(strings.ToLower(u.GetKind()) + "s/")
 		if _, err := client.Create(s.t.Context(), u, metav1.CreateOptions{}); err != nil {
@@ -81,9 +80,7 @@ func (s testNamespace) secret(name, content string) { s.t.Helper(); s.put(newSec
 func (s testNamespace) put(o runtime.Object) {
 	s.t.Helper()
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	u := &unstructured.Unstructured{Object: content}
 	client, _ := s.client(strings.ToLower(u.GetKind()) + "s/")
 	_, err = client.Create(s.t.Context(), u, metav1.CreateOptions{})
@@ -93,9 +90,7 @@ func (s testNamespace) put(o runtime.Object) {
 			_, err = client.Patch(s.t.Context(), u.GetName(), types.MergePatchType, data, metav1.PatchOptions{})
 		}
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 }
 
 // patch sends a merge patch.
@@ -112,9 +107,7 @@ func (s testNamespace) delete(object string) {
 	s.t.Helper()
 	client, name := s.client(object)
 	background := metav1.DeletePropagationBackground
-	if err := client.Delete(s.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, client.Delete(s.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: &background}))
 	s.eventually(func() error {
 		if _, err := client.Get(s.t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s is still there (%w)", object, err)
@@ -132,9 +125,7 @@ func (s testNamespace) get(object string) *unstructured.Unstructured {
 	s.t.Helper()
 	client, name := s.client(object)
 	o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	return o
 }
 
@@ -147,9 +138,7 @@ func (s testNamespace) annotation(object, key string) string {
 func (s testNamespace) list(resource string) []string {
 	s.t.Helper()
 	list, err := shared.Objects.Resource(resourceOf(resource)).Namespace(s.namespace).List(s.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	var names []string
 	for _, o := range list.Items {
 		names = append(names, o.GetName())
@@ -162,9 +151,7 @@ func (s testNamespace) countEvents(object, reason string) int {
 	s.t.Helper()
 	_, name := s.client(object)
 	list, err := shared.Admin.CoreV1().Events(s.namespace).List(s.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	n := 0
 	for _, e := range list.Items {
 		n += max(int(e.Count), 1)
@@ -190,15 +177,11 @@ func (s testNamespace) hash(source string) string {
 	u := s.get(typ + "s/" + name)
 	if typ == "secret" {
 		var o corev1.Secret
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
-			s.t.Fatal(err)
-		}
+		assert.NoError(s.t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o))
 		return hex.EncodeToString(policy.DigestSecret(&o))
 	}
 	var o corev1.ConfigMap
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o))
 	return hex.EncodeToString(policy.DigestConfigMap(&o))
 }
 
@@ -267,9 +250,7 @@ func (s testNamespace) template(object string) corev1.PodTemplateSpec {
 	if err == nil {
 		err = json.Unmarshal(raw, &o)
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	return o.Spec.Template
 }
 
@@ -282,9 +263,7 @@ func (s testNamespace) rollouts(object string) []judge.Template {
 	full := objectName(resource, s.namespace, name)
 	if o, err := client.Get(s.t.Context(), name, metav1.GetOptions{}); err == nil {
 		revision, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		assert.NoError(s.t, err)
 		s.eventually(func() error {
 			if !rollouts.Knows(full, revision) {
 				return fmt.Errorf("the watch has not shown revision %d of %s", revision, full)

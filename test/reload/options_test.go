@@ -14,6 +14,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -204,15 +205,11 @@ func TestOriginalThatStillRunsIsNamed(t *testing.T) {
 	s.create(original, stopped, newDeployment("reloader-of-something-else", nil))
 	m := shared.RunLeader(ctx, t, immediateArgs()...)
 	line, err := m.WaitForLine(ctx, `deployment="`+s.namespace+`/reloader-reloader"`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if !strings.Contains(line, "is still running") {
 		t.Errorf("no warning: %s", line)
 	}
-	if err := m.Stop(ctx, fleet.Patience); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, m.Stop(ctx, fleet.Patience))
 	warnings := 0
 	for line := range m.Lines(ctx) {
 		if strings.Contains(line, "is still running") {

@@ -72,9 +72,7 @@ func playScenarios(t *testing.T, args []string, scenarios map[string]scenario) (
 	forEach("given", false, func(s scenario) func(testNamespace) { return s.given })
 	first := startLeader()
 	forEach("when", true, func(s scenario) func(testNamespace) { return s.when })
-	if err := first.Stop(t.Context(), fleet.Patience); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, first.Stop(t.Context(), fleet.Patience))
 	forEach("while no manager runs", false, func(s scenario) func(testNamespace) { return s.whileDown })
 	startLeader()
 	forEach("then", true, func(s scenario) func(testNamespace) { return s.then })
@@ -126,8 +124,6 @@ func waitUntilIdle(t *testing.T) {
 func (s testNamespace) kubectl(args ...string) string {
 	s.t.Helper()
 	out, err := shared.Kubectl(s.t.Context(), append([]string{"--namespace=" + s.namespace}, args...)...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	return out
 }

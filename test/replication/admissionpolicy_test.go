@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -24,9 +25,7 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	config := rest.AnonymousClientConfig(shared.AdminConfig())
 	config.BearerToken = shared.NewToken(f.ctx, t, "annotator-"+f.id, "edit")
 	user, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	secrets := user.CoreV1().Secrets(f.namespaces["a"])
 	create := func(name string, annotations ...string) error {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: dataOf("k=v")}
@@ -101,9 +100,7 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	// The copy can be edited by others, with its marker as it is.
 	copies := user.CoreV1().Secrets(f.namespaces["b"])
 	s, err := copies.Get(f.ctx, "push", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.Annotations["x"] = "y"
 	if s, err = copies.Update(f.ctx, s, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

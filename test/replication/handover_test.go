@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -65,9 +66,7 @@ func (f fan) forEachSource(do func(name string)) {
 func (f fan) countCopies(value string) int {
 	f.Helper()
 	list, err := shared.Admin.CoreV1().Secrets("").List(f.ctx, metav1.ListOptions{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	n := 0
 	for i := range list.Items {
 		s := &list.Items[i]
@@ -110,9 +109,7 @@ func TestLongHandoverInAFanOut(t *testing.T) {
 					}
 					return nil
 				})
-				if err := leader.Signal(tc.signal); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, leader.Signal(tc.signal))
 				shared.WaitForLeader(f.ctx, t, standby)
 				leader, standby = standby, shared.RunStandby(f.ctx, t, args(tc.args...)...)
 			}

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -24,9 +25,7 @@ import (
 func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
 	f := newFixture(t, "a", "b")
 	binary, err := cluster.BuildProgram(f.ctx, "test/replication/dumping", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "heap")
 	m := shared.Run(t, shared.NewReplica(f.ctx, t), cluster.ManagerOptions{Binary: binary, Args: args("-v=6"), Env: []string{"HEAP_DUMP=" + path}})
 	shared.WaitForLeader(f.ctx, t, m)
@@ -67,9 +66,7 @@ func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
 	}
 	f.settle()
 
-	if err := m.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, m.Signal(syscall.SIGUSR1))
 	var dump []byte
 	fleet.Eventually(f.ctx, t, func() (err error) {
 		dump, err = os.ReadFile(path)
@@ -79,9 +76,7 @@ func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
 		t.Fatal("the dump does not even hold the names: the search proves nothing")
 	}
 	log, err := os.ReadFile(m.Log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for i, value := range planted {
 		// Go does not clear memory that it allocates for bytes, so parts of values may be in what is alive.
 		// What holds a value holds it as a whole.

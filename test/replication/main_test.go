@@ -21,6 +21,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -135,9 +136,7 @@ func (f *fixture) get(object string) *corev1.Secret {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	return s
 }
 
@@ -160,9 +159,7 @@ func (f *fixture) edit(object string, changes ...func(*corev1.Secret)) {
 func (f *fixture) remove(object string) {
 	f.Helper()
 	namespace, name := f.split(object)
-	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, shared.Admin.CoreV1().Secrets(namespace).Delete(f.ctx, name, metav1.DeleteOptions{}))
 }
 
 // label sets a label of a namespace; an empty value removes it.
@@ -178,9 +175,7 @@ func (f *fixture) label(namespace, key, value string) {
 func (f *fixture) kubectl(args ...string) string {
 	f.Helper()
 	out, err := shared.Kubectl(f.ctx, args...)
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	return out
 }
 

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -102,9 +103,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 		"M5: owners are not copied, and a copy goes with the owner of its source": func(f *fixture) {
 			roles := shared.Admin.RbacV1().ClusterRoles()
 			role, err := roles.Create(f.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: f.id}}, metav1.CreateOptions{})
-			if err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, err)
 			f.secret("a/s", "k=v", f.annotated("M:replicate-to={b}", "M:keep-owner-references=true"), func(s *corev1.Secret) {
 				s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: role.Name, UID: role.UID}}
 			})
@@ -112,9 +111,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			if owners := f.get("b/s").OwnerReferences; len(owners) != 0 {
 				f.Errorf("owners %v", owners)
 			}
-			if err := roles.Delete(f.ctx, role.Name, metav1.DeleteOptions{}); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, roles.Delete(f.ctx, role.Name, metav1.DeleteOptions{}))
 			f.waitForContent("a/s: none", "b/s: none") // the garbage collector deletes the source
 			f.expectWrites("create b/s", "delete b/s")
 		},
@@ -132,9 +129,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Annotations: map[string]string{f.expand("M:replicate-to"): b}},
 				Data: map[string]string{"k": "text", "j": "v"}}
 			cm, err := shared.Admin.CoreV1().ConfigMaps(a).Create(f.ctx, cm, metav1.CreateOptions{})
-			if err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, err)
 			holds := func(want string) {
 				fleet.Eventually(f.ctx, f, func() error {
 					got, err := shared.Admin.CoreV1().ConfigMaps(b).Get(f.ctx, "cm", metav1.GetOptions{})
@@ -195,9 +190,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			if events := f.kubectl("get", "events", "-n", f.namespaces["a"], "-o", "yaml"); strings.Contains(events, "limited") {
 				f.Errorf("an Event shows the quota of another namespace:\n%s", events)
 			}
-			if err := shared.Admin.CoreV1().ResourceQuotas(b).Delete(f.ctx, "q", metav1.DeleteOptions{}); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, shared.Admin.CoreV1().ResourceQuotas(b).Delete(f.ctx, "q", metav1.DeleteOptions{}))
 			f.waitForContent("b/s: k=v")
 		},
 		"N10: a namespace that terminates is left alone, and comes back": func(f *fixture) {
@@ -208,9 +201,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			}
 			f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}"))
 			f.waitForContent("b/s: k=v", "c/s: k=v")
-			if err := shared.Admin.CoreV1().Namespaces().Delete(f.ctx, b, metav1.DeleteOptions{}); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, shared.Admin.CoreV1().Namespaces().Delete(f.ctx, b, metav1.DeleteOptions{}))
 			f.waitForContent("b/s: none") // by the namespace controller
 			f.edit("a/s", holding("k=w"))
 			f.waitForContent("c/s: k=w")
@@ -308,9 +299,7 @@ spec: {policyName: "{id}", validationActions: [Deny]}
 `)
 	// The name of a test's own folder has the test's commas, which kubectl takes for a list.
 	file := filepath.Join(shared.Dir(), f.id+".yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -318,13 +307,9 @@ spec: {policyName: "{id}", validationActions: [Deny]}
 func expectNothingTold(t *testing.T, logFile, url string) {
 	t.Helper()
 	log, err := os.ReadFile(logFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	events, err := shared.Kubectl(t.Context(), "get", "events", "-A", "-o", "yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_, metrics, err := fleet.Get(url+"/metrics", "")
 	if err != nil || !strings.Contains(metrics, "quartermaster_replication_writes_total") {
 		t.Fatalf("no metrics: %v", err)

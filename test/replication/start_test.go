@@ -14,6 +14,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // TestOriginalThatStillRunsIsReported has two Deployments named as in each original's chart: one runs, one
@@ -47,9 +48,7 @@ func TestOriginalThatStillRunsIsReported(t *testing.T) {
 		}
 	}
 	log, err := os.ReadFile(m.Log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, name := range []string{"reflector-stopped", "another-runs"} {
 		if strings.Contains(string(log), name) {
 			t.Errorf("the log names %s", name)

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -125,9 +126,7 @@ func state(d *appsv1.Deployment) string {
 func (w *fixture) states() map[string]int {
 	w.Helper()
 	list, err := shared.Admin.AppsV1().Deployments(w.namespace).List(w.ctx, metav1.ListOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 	states := map[string]int{}
 	for i := range list.Items {
 		states[state(&list.Items[i])]++

@@ -19,6 +19,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -36,9 +37,7 @@ func TestWorkloadGoesDownAndUp(t *testing.T) {
 	_, err := jobs.Create(w.ctx, &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "j"}, Spec: batchv1.CronJobSpec{Schedule: "0 0 1 1 *",
 		JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever,
 			Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	shared.RunLeader(w.ctx, t, args()...)
 	suspended := func(want bool, recorded string) func() error {
 		return func() error {
@@ -68,9 +67,7 @@ func TestAutoscalerTakesThePatch(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "h"},
 		Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 5, ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "a"}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	shared.RunLeader(w.ctx, t, args()...)
 	w.waitForState("1 (3)", 1)
 	w.waitForEvent("a", "ScaledByOther")

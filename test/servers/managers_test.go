@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
@@ -45,17 +46,11 @@ func newManagers(ctx context.Context, t *testing.T, reportedDead bool) *managers
 func startManager(ctx context.Context, t *testing.T, server *rest.Config) *cluster.Manager {
 	t.Helper()
 	proxy, err := faultproxy.Start(server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r := shared.NewReplica(ctx, t)
-	if err := r.Via(proxy.URL(), slices.Concat(proxy.CA(), server.CAData)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, r.Via(proxy.URL(), slices.Concat(proxy.CA(), server.CAData)))
 	m, err := shared.StartLife(r, 1, cluster.ManagerOptions{Args: []string{"--config-reload-quiet-period=0", "--kube-api-qps=500", "--kube-api-burst=1000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", m.Pod, m.Tail(40))

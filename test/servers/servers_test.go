@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/holdproxy"
@@ -89,9 +90,7 @@ func playCase(t *testing.T, f fault, lag time.Duration) {
 	etcdProxy.Hold(lagging...)
 	defer etcdProxy.Release(lagging...)
 	begin := time.Now()
-	if err := f.inject(ctx, c); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.inject(ctx, c))
 	fleet.Wait(ctx, lag)
 	etcdProxy.Release(lagging...)
 	released := time.Now()
@@ -107,9 +106,7 @@ func playCase(t *testing.T, f fault, lag time.Duration) {
 	stop()
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	got, err := history.Judge()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	former := got.Former()
 	t.Logf("%s, lag %v: %d writes, %d of former leaders after a successor's, %d refused; %s",
 		f.name, lag, got.Writes, len(former), history.Refused(), c.succession(got, begin))
@@ -127,17 +124,13 @@ func playCase(t *testing.T, f fault, lag time.Duration) {
 func waitForFence(ctx context.Context, t *testing.T) {
 	t.Helper()
 	token, err := shared.TokenOf(ctx, metav1.NamespaceSystem, "quartermaster")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	name := apifence.NamespaceFor(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
 	for _, config := range []*rest.Config{shared.AdminConfig(), shared.SecondConfig()} {
 		config = rest.AnonymousClientConfig(config)
 		config.BearerToken = token
 		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		fleet.Eventually(ctx, t, func() error {
 			_, err := client.CoreV1().Namespaces().Patch(ctx, name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 			if err == nil || !strings.Contains(err.Error(), apifence.PolicyName) {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -43,14 +44,10 @@ func TestLeaderDiesBetweenItsRequests(t *testing.T) {
 	old := w.createConfigMap("replaced", expiresIn(0))
 	w.createConfigMap("kept", expiresIn(0))
 	for _, rule := range []*faultproxy.ActiveRule{replaced, kept} {
-		if err := rule.WaitHits(w.ctx, 1); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, rule.WaitHits(w.ctx, 1))
 	}
 	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
-	if err := maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}))
 	successor := w.createConfigMap("replaced", nil)
 	if successor.UID == old.UID {
 		t.Fatal("it is the same object")
@@ -85,13 +82,9 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--ttl-concurrent-syncs=4")})
 	shared.WaitForLeader(w.ctx, t, m)
 	w.createConfigMap("replaced", expiresIn(0))
-	if err := held.WaitHits(w.ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, held.WaitHits(w.ctx, 1))
 	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
-	if err := maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}))
 	w.createConfigMap("replaced", nil)
 	close(hold) // the request that names the old object arrives now
 	var want []string
@@ -119,9 +112,7 @@ func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	m := shared.RunLeader(w.ctx, t, args(fmt.Sprintf("--ttl-max-deletions-per-minute=%d", objects))...)
 	annotations := expiresIn(time.Minute)
 	deadline, err := time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var creating sync.WaitGroup
 	for part := range 10 {
 		creating.Go(func() {

@@ -22,6 +22,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -76,9 +77,7 @@ func (w *fixture) createConfigMapIn(namespace, name string, annotations map[stri
 	w.Helper()
 	cm, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(w.ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}, metav1.CreateOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 	return cm
 }
 
@@ -111,9 +110,7 @@ func (w *fixture) writeRules(text string) string {
 func (w *fixture) writeFile(text string) string {
 	w.Helper()
 	path := filepath.Join(w.TempDir(), "rules.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -152,9 +149,7 @@ func (w *fixture) deletions() (list []deletion) {
 	}) {
 		d := deletion{Event: e}
 		if e.RequestObject != nil {
-			if err := json.Unmarshal(e.RequestObject.Raw, &d.options); err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, json.Unmarshal(e.RequestObject.Raw, &d.options))
 		}
 		p := d.options.Preconditions
 		if e.Verb != "delete" || p == nil || p.UID == nil || p.ResourceVersion == nil || *d.options.PropagationPolicy != metav1.DeletePropagationBackground {

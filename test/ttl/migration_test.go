@@ -14,6 +14,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -21,9 +22,7 @@ import (
 // tells of what is due, here after 1 s. Then a leader has the original's times, by which nothing is due.
 func TestMigrationWritesNothing(t *testing.T) {
 	example, err := os.ReadFile("../../deploy/examples/ttl-rules/rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for name, original := range map[string]struct {
 		file string
 		// createLeftovers creates what the original leaves behind, and returns the names of what is due after 1 s.
@@ -105,17 +104,13 @@ func (w *fixture) createPod(name string, status corev1.PodStatus) {
 		pod.Status = status
 		_, err = pods.UpdateStatus(w.ctx, pod, metav1.UpdateOptions{})
 	}
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 }
 
 // countEvents counts the Events of a reason in the namespace.
 func (w *fixture) countEvents(reason string) int {
 	w.Helper()
 	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
-	if err != nil {
-		w.Fatal(err)
-	}
+	assert.NoError(w, err)
 	return len(events.Items)
 }

@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -164,9 +165,7 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 		t.Error("the log has a value, or no rule that cannot be evaluated")
 	}
 	token, err := shared.AdminToken(w.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"rule": "missing"`, `"reason": "reads a field that the object lacks"`); err != nil {
 		t.Error(err)
 	}
@@ -221,9 +220,7 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 func TestFileWithAMistakeFailsTheStart(t *testing.T) {
 	w := newFixture(t)
 	m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + w.writeRules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := m.WaitForLine(w.ctx, "rule bad: when: "); err != nil {
 		t.Error(err)
 	}
@@ -255,9 +252,7 @@ func TestLeaderDiesBetweenTheRequestsOfARule(t *testing.T) {
 		}
 		want = append(want, "configmaps/"+name)
 	}
-	if err := held.WaitHits(w.ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, held.WaitHits(w.ctx, 1))
 	m.Kill()
 	shared.RunLeader(w.ctx, t, flags...)
 	for i := range 100 {
@@ -270,9 +265,7 @@ func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
 	w := newFixture(t)
 	const role = "quartermaster-controller-ttl"
 	r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	kept := r.Rules[:0]
 	for _, rule := range r.Rules {
 		if resource := rule.Resources[0]; resource != "*" && resource != "persistentvolumeclaims" {

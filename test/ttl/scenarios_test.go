@@ -14,6 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -53,9 +54,7 @@ func TestWhatIsDueIsDeletedInTime(t *testing.T) {
 			_, err := jobs.Create(w.ctx, &batchv1.Job{
 				ObjectMeta: metav1.ObjectMeta{Name: "job"}, Spec: batchv1.JobSpec{Template: podTemplate()},
 			}, metav1.CreateOptions{})
-			if err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, err)
 			count := func(want func(int) bool) {
 				w.Helper()
 				fleet.Eventually(w.ctx, w, func() error {
@@ -78,9 +77,7 @@ func TestWhatIsDueIsDeletedInTime(t *testing.T) {
 			template.Spec.RestartPolicy = corev1.RestartPolicyAlways
 			_, err := deployments.Create(w.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d", Annotations: expiresIn(3 * time.Second)},
 				Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template}}, metav1.CreateOptions{})
-			if err != nil {
-				w.Fatal(err)
-			}
+			assert.NoError(w, err)
 			waitUntilGone(w, deployments.Get, "d")
 			w.expectDeleted("deployments/d")
 		},
@@ -167,9 +164,7 @@ func TestWhatIsDueIsDeletedInTime(t *testing.T) {
 		}
 	})
 	token, err := shared.AdminToken(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"resource": "configmaps"`, `"synced": true`); err != nil {
 		t.Error(err)
 	}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -63,9 +64,7 @@ func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
 		w.createConfigMap(fmt.Sprint("huge-", i), map[string]string{ttlControllerTTL: value})
 	}
 	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidTTL"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for i := range events.Items {
 		if text := events.Items[i].Message; len(text) > 200 || !strings.Contains(text, "is longer than 100 bytes") {
 			t.Errorf("an Event of %d bytes: %.300s", len(text), text)
@@ -86,12 +85,8 @@ func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
 func cpuTime(t *testing.T, m *cluster.Manager) time.Duration {
 	t.Helper()
 	_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	seconds, err := strconv.ParseFloat(regexp.MustCompile(`(?m)^process_cpu_seconds_total (\S+)`).FindStringSubmatch(body)[1], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return time.Duration(seconds * float64(time.Second))
 }

@@ -19,6 +19,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -62,13 +63,9 @@ func (w *fixture) countWatches(resource string) (began, ended int) {
 func goroutines(t *testing.T, m *cluster.Manager) int {
 	t.Helper()
 	_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	n, err := strconv.Atoi(regexp.MustCompile(`(?m)^go_goroutines (\d+)`).FindStringSubmatch(body)[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return n
 }
 
@@ -92,9 +89,7 @@ func TestTypeComesAndGoes(t *testing.T) {
 		waitUntilGone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (*unstructured.Unstructured, error) {
 			return objects.Get(ctx, name, opts)
 		}, "w")
-		if err := shared.Objects.Resource(definitions).Delete(w.ctx, "widgets.example.com", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, shared.Objects.Resource(definitions).Delete(w.ctx, "widgets.example.com", metav1.DeleteOptions{}))
 		fleet.Eventually(w.ctx, t, func() error {
 			if began, ended := w.countWatches("widgets"); began <= round || began != ended {
 				return fmt.Errorf("%d watches have begun, %d have ended", began, ended)
@@ -156,9 +151,7 @@ func TestTypesThatAreForbiddenStopNoOther(t *testing.T) {
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`
 	const role = "quartermaster-controller-ttl"
 	r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for i, rule := range r.Rules {
 		if rule.Resources[0] == "*" {
 			if _, err := shared.Kubectl(w.ctx, "patch", "clusterrole", role, "--type=json", "-p", fmt.Sprintf(patch, i)); err != nil {

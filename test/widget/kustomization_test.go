@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -45,24 +46,16 @@ func TestKustomizationIsComplete(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := shared.ApplyDir(ctx, "../../examples/widget/config"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.ApplyDir(ctx, "../../examples/widget/config"))
 	runCommandsOfTheDocs(ctx, t)
 
 	pods := awaitPods(ctx, t)
 	leader, err := shared.ReplicaOf(ctx, &pods[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	o, err := cluster.DeployedOptions(pods[0].Spec, leader, cluster.ManagerOptions{Binary: shared.Binary})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	m, err := shared.StartBare(leader, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fleet.StopAtEnd(t, m)
 	if _, err := m.WaitForLine(ctx, "The API server refuses writes of replicas that do not lead"); err != nil {
 		t.Fatal(err)
@@ -89,13 +82,9 @@ func TestKustomizationIsComplete(t *testing.T) {
 	}
 
 	other, err := shared.ReplicaOf(ctx, &pods[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	client, err := kubernetes.NewForConfig(other.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_, err = client.AppsV1().Deployments(namespace).Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"paused":true}}`), metav1.PatchOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), apifence.PolicyName+": written by Pod "+pods[1].Name) {
 		t.Errorf("a write of a Pod that does not lead: %v", err)
@@ -105,9 +94,7 @@ func TestKustomizationIsComplete(t *testing.T) {
 	}
 
 	// The Widget goes, so that its finalizer does not keep the namespace.
-	if err := shared.Objects.Resource(widgets).Namespace(namespace).Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Objects.Resource(widgets).Namespace(namespace).Delete(ctx, "a", metav1.DeleteOptions{}))
 	fleet.Eventually(ctx, t, func() error {
 		if n := count(ctx, t, widgets, namespace, func(*unstructured.Unstructured) bool { return true }); n > 0 {
 			return errors.New("the Widget is still there")
@@ -152,9 +139,7 @@ func runCommandsOfTheDocs(ctx context.Context, t *testing.T) {
 	if err == nil {
 		page, err = os.ReadFile("../../docs/extend/fence-and-alerts.md")
 	}
-	if err := errors.Join(err, os.Symlink(deploy, filepath.Join(dir, "deploy")), shared.ApplyDir(ctx, crds), shared.WaitForCRDs(ctx, crds)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, os.Symlink(deploy, filepath.Join(dir, "deploy")), shared.ApplyDir(ctx, crds), shared.WaitForCRDs(ctx, crds)))
 	commands := regexp.MustCompile("```sh\n([^`]*)```").FindAllSubmatch(page, -1)
 	if len(commands) != 3 {
 		t.Fatalf("docs/extend/fence-and-alerts.md has %d blocks of commands", len(commands))

@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -46,13 +47,9 @@ type fixture struct {
 func newFixture(ctx context.Context, t *testing.T, config *rest.Config, namespace string) fixture {
 	t.Helper()
 	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return fixture{t, ctx, objects.Resource(widgets).Namespace(namespace), kube.CoreV1().ConfigMaps(namespace),
 		kube.CoreV1().Secrets(namespace), kube.AppsV1().Deployments(namespace)}
 }
@@ -126,9 +123,7 @@ func (f fixture) patch(patch string, subresources ...string) *unstructured.Unstr
 
 func (f fixture) must(obj *unstructured.Unstructured, err error) *unstructured.Unstructured {
 	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	return obj
 }
 
@@ -306,9 +301,7 @@ func updates() map[string]func(f fixture) {
 		},
 		"an update of what is not there is not found": func(f fixture) {
 			obj := f.createWidget("red")
-			if err := f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{}))
 			_, err := f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{})
 			f.expect(apierrors.IsNotFound, err)
 			_, err = f.widgets.UpdateStatus(f.ctx, obj, metav1.UpdateOptions{})
@@ -364,9 +357,7 @@ func applies() map[string]func(f fixture) {
 	return map[string]func(f fixture){
 		"an apply creates, and a second one changes nothing": func(f fixture) {
 			first, err := f.apply("m", false, map[string]string{"k": "v"})
-			if err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, err)
 			second, err := f.apply("m", false, map[string]string{"k": "v"})
 			if err != nil || first.ResourceVersion != second.ResourceVersion || second.Data["k"] != "v" {
 				f.Error(first, second, err)
@@ -377,9 +368,7 @@ func applies() map[string]func(f fixture) {
 				f.Fatal(err)
 			}
 			_, err := f.configMaps.Patch(f.ctx, "a", types.MergePatchType, []byte(`{"data":{"theirs":"2"}}`), metav1.PatchOptions{FieldManager: "other"})
-			if err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, err)
 			got, err := f.apply("m", false, map[string]string{"mine": "1"})
 			if err != nil || len(got.Data) != 2 || got.Data["theirs"] != "2" {
 				f.Error(got, err)
@@ -438,18 +427,14 @@ func deletions() map[string]func(f fixture) {
 	return map[string]func(f fixture){
 		"an object is not found after its deletion": func(f fixture) {
 			f.createWidget("")
-			if err := remove(f, nil); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, remove(f, nil))
 			_, err := f.widgets.Get(f.ctx, "a", metav1.GetOptions{})
 			f.expect(apierrors.IsNotFound, err)
 			f.expect(apierrors.IsNotFound, remove(f, nil))
 		},
 		"an object of the same name has another UID": func(f fixture) {
 			first := f.createWidget("").GetUID()
-			if err := remove(f, nil); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, remove(f, nil))
 			if second := f.createWidget("").GetUID(); second == first {
 				f.Errorf("both have %s", first)
 			}
@@ -459,9 +444,7 @@ func deletions() map[string]func(f fixture) {
 			obj.SetFinalizers([]string{"example.com/f"})
 			f.update(obj)
 			for range 2 { // the second changes nothing
-				if err := remove(f, nil); err != nil {
-					f.Fatal(err)
-				}
+				assert.NoError(f, remove(f, nil))
 				if obj = f.get(); obj.GetDeletionTimestamp() == nil || obj.GetGeneration() != 2 || ptr.Deref(obj.GetDeletionGracePeriodSeconds(), -1) != 0 {
 					f.Fatalf("not marked: %v", obj)
 				}
@@ -498,18 +481,14 @@ func deletions() map[string]func(f fixture) {
 		},
 		"a deletion as a dry run deletes nothing": func(f fixture) {
 			f.createWidget("")
-			if err := f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-				f.Fatal(err)
-			}
+			assert.NoError(f, f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))
 			f.get()
 		},
 		"a deletion of a collection takes what the selector selects": func(f fixture) {
 			f.createWidget("")
 			f.patch(`{"metadata":{"labels":{"x":"y"}}}`)
 			for _, selector := range []string{"x=z", "x=y"} {
-				if err := f.widgets.DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {
-					f.Fatal(err)
-				}
+				assert.NoError(f, f.widgets.DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}))
 				if _, err := f.widgets.Get(f.ctx, "a", metav1.GetOptions{}); apierrors.IsNotFound(err) != (selector == "x=y") {
 					f.Errorf("after the deletion of %s: %v", selector, err)
 				}
@@ -544,9 +523,7 @@ func reads() map[string]func(f fixture) {
 				{metav1.ListOptions{LabelSelector: "x=y", FieldSelector: "metadata.name=b"}, ""},
 			} {
 				list, err := f.secrets.List(f.ctx, tc.opts)
-				if err != nil {
-					f.Fatal(err)
-				}
+				assert.NoError(f, err)
 				var names []string
 				for _, s := range list.Items {
 					names = append(names, s.Name)

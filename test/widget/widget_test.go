@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -66,9 +67,7 @@ var (
 func count(ctx context.Context, t *testing.T, resource schema.GroupVersionResource, namespace string, match func(*unstructured.Unstructured) bool) int {
 	t.Helper()
 	list, err := shared.Objects.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	n := 0
 	for i := range list.Items {
 		if match(&list.Items[i]) {
@@ -115,9 +114,7 @@ func TestLongHandoverFinishesTheWork(t *testing.T) {
 	standby := shared.RunStandby(ctx, t, leaseFlag)
 	handover := func() {
 		t.Helper()
-		if err := leader.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, leader.Signal(syscall.SIGTERM))
 		shared.WaitForLeader(ctx, t, standby)
 		leader, standby = standby, shared.RunStandby(ctx, t, leaseFlag)
 	}
@@ -149,9 +146,7 @@ func TestLongHandoverFinishesTheWork(t *testing.T) {
 		return len(before) == 1 && len(after) == 1 && before[0] != after[0]
 	})
 
-	if err := shared.Objects.Resource(widgets).Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Objects.Resource(widgets).Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	await("the first Widgets are gone", func() bool {
 		return count(ctx, t, widgets, namespace, func(*unstructured.Unstructured) bool { return true }) < all*9/10
 	})

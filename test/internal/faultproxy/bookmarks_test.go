@@ -10,24 +10,22 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func encodeFrame(t *testing.T, kind string) string {
 	t.Helper()
 	e := metav1.WatchEvent{Type: kind}
 	b, err := e.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(b)))) + string(b)
 }
 
 func encodeLine(t *testing.T, kind string) string {
 	t.Helper()
 	b, err := json.Marshal(metav1.WatchEvent{Type: kind})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(b) + "\n"
 }
 

@@ -9,15 +9,15 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // startEcho is an etcd that answers with what it was sent.
 func startEcho(t *testing.T, socket string) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {
@@ -36,15 +36,11 @@ func startProxy(t *testing.T) (p *Proxy, dial func() net.Conn) {
 	etcd, socket := filepath.Join(dir, "etcd"), filepath.Join(dir, "proxy")
 	startEcho(t, etcd)
 	p, err := Start(socket, etcd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close() })
 	return p, func() net.Conn {
 		conn, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
@@ -60,9 +56,7 @@ func sendText(t *testing.T, conn net.Conn, text string) {
 // expectEcho waits for the answer to what was sent.
 func expectEcho(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
 	got := make([]byte, len(text))
 	if _, err := io.ReadFull(conn, got); err != nil || string(got) != text {
 		t.Fatalf("the answer is %q (%v), want %q", got, err, text)
@@ -72,9 +66,7 @@ func expectEcho(t *testing.T, conn net.Conn, text string) {
 // expectSilence checks that nothing arrives. Other connections have had answers, so there was time.
 func expectSilence(t *testing.T, conn net.Conn) {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
 	if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Fatal("a held connection has had an answer")
 	}

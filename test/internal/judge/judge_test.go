@@ -42,9 +42,7 @@ func parseHistory(t *testing.T, steps []string) *History {
 			if cancelled {
 				e := newEvent(writer, "patch", "deployments", object)
 				e.RequestObject, e.ResponseObject, e.ResponseStatus.Code = e.ResponseObject, nil, 504
-				if err := h.AddEvent(e); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, h.AddEvent(e))
 			}
 			addStep(t, unlogged || cancelled, func() error { return h.AddObject("deployments", &object) }, h, newEvent(writer, "patch", "deployments", object))
 			continue
@@ -79,9 +77,7 @@ func addStep(t *testing.T, unlogged bool, watched func() error, h *History, logg
 	if err == nil && !unlogged {
 		err = h.AddEvent(logged)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func newEvent(writer, verb, resource string, object any) auditv1.Event {

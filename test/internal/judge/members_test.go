@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // parseFederation builds the history of a federation from steps, each of which is "SECOND BY WHAT" and a
@@ -79,13 +81,9 @@ func parseFederation(t *testing.T, steps []string) *Members {
 			t.Fatalf("step %q", step)
 		}
 		raw, err := json.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		e.ResponseObject = &runtime.Unknown{Raw: raw}
-		if err := add(e); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, add(e))
 	}
 	return m
 }

@@ -68,9 +68,7 @@ func TestJudgeFindsRolloutsAndTheirAuthors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := NewRollouts()
 			for _, err := range tc.add(r) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 			}
 			var got []string
 			for _, v := range r.Find(object) {

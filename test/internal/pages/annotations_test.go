@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule/policy"
 )
 
@@ -40,13 +41,9 @@ func TestDocsHaveEveryAnnotation(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	text, err := os.ReadFile(filepath.Join(root, "docs/controllers/annotations.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	page := map[string]bool{}
 	for _, m := range keyInPage.FindAllStringSubmatch(string(text), -1) {
 		page[m[1]] = true

@@ -18,9 +18,7 @@ const root = "../../.."
 func readPages(t *testing.T) map[string]*Page {
 	t.Helper()
 	list, err := ReadAll(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	paths := map[string]*Page{}
 	for _, p := range list {
 		paths[p.Path] = p
@@ -91,9 +89,7 @@ func TestDocsReadmesListTheirFolders(t *testing.T) {
 	all := readPages(t)
 	for _, dir := range []string{"deploy/components", "deploy/examples", "examples"} {
 		entries, err := os.ReadDir(filepath.Join(root, dir))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, e := range entries {
 			if page := all[dir+"/README.md"]; e.IsDir() && (page == nil || !slices.Contains(page.Links, e.Name())) {
 				t.Errorf("%s/README.md has no link to %s", dir, e.Name())
@@ -138,9 +134,7 @@ func TestParseChecksEachBlock(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			tc.want.Path = "page.md"
 			if tc.want.Anchors == nil {
 				tc.want.Anchors = map[string]bool{}

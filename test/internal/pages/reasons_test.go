@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // reason is the reason of an Event, a condition or a status.
@@ -26,15 +28,11 @@ func TestDocsNameReasonsThatExist(t *testing.T) {
 		code.Write(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	found, sections := 0, 0
 	for path := range readPages(t) {
 		text, err := os.ReadFile(filepath.Join(root, path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		_, section, ok := strings.Cut(string(text), "\n## It does nothing for my object\n")
 		if !ok {
 			continue

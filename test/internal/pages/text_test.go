@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // It finds a key that is there twice, too.
@@ -41,9 +43,7 @@ var (
 
 func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	targets := map[string]bool{}
 	for _, m := range target.FindAllStringSubmatch(string(makefile), -1) {
 		targets[m[1]] = true
@@ -94,15 +94,11 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 		tests.Write(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	found := 0
 	for path := range readPages(t) {
 		text, err := os.ReadFile(filepath.Join(root, path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, m := range testReference.FindAllStringSubmatch(string(text), -1) {
 			found++
 			if !strings.Contains(tests.String(), "func "+m[1]+"(") {
@@ -111,9 +107,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 		}
 	}
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, m := range makefileTest.FindAllStringSubmatch(string(makefile), -1) {
 		for name := range strings.SplitSeq(m[1]+m[2], "|") {
 			found++
@@ -132,9 +126,7 @@ var repositoryPath = regexp.MustCompile("`((?:cmd|deploy|examples|hack|internal|
 
 func TestArchitectureNamesPathsThatExist(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	found := repositoryPath.FindAllSubmatch(text, -1)
 	for _, m := range found {
 		if matches, err := filepath.Glob(filepath.Join(root, string(m[1]))); err != nil || len(matches) == 0 {
@@ -175,9 +167,7 @@ func TestDocsPagesThatAreNamedExist(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if found < 50 {
 		t.Errorf("%d names: these are not all", found)
 	}
@@ -224,9 +214,7 @@ func TestBreaksParagraphFindsListMarks(t *testing.T) {
 func TestDocsTextIsWrapped(t *testing.T) {
 	for _, p := range readPages(t) {
 		text, err := os.ReadFile(filepath.Join(root, p.Path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		inBlock, above := false, ""
 		for i, line := range strings.Split(string(text), "\n") {
 			if !inBlock && breaksParagraph(above, line) {
@@ -252,15 +240,11 @@ func TestDocsTextIsWrapped(t *testing.T) {
 func TestDocsShowTheExample(t *testing.T) {
 	const path, end = "docs/extend/own-controllers.md", "\n### 8. "
 	page, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var sources []byte
 	for _, file := range []string{"api/v1/groupversion.go", "controller/controller.go"} {
 		text, err := os.ReadFile(filepath.Join(root, "examples/widget", file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		sources = append(sources, text...)
 	}
 	steps, _, found := strings.Cut(string(page), end)
