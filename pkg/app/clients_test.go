@@ -34,7 +34,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/served"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -100,7 +102,7 @@ func TestTypedClientListsWhatTheServerHas(t *testing.T) {
 		t.Errorf("listed %v, error %v", list, err)
 	}
 	const first = "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy&limit=1"
-	same(t, "asked", []string{first, strings.Replace(first, "?", "?continue=z&", 1)}, asked)
+	assert.Equal(t, "asked", []string{first, strings.Replace(first, "?", "?continue=z&", 1)}, asked)
 }
 
 // TestClientsAllHaveTheFence builds controllers as Run does. While this replica
@@ -114,11 +116,11 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 			o := newOptions(t, With(probe))
 			o.Client.Master, o.Client.ContentType, o.Generic.DryRun = server.URL, "application/json", dryRun
 			_, err := builtProcess(t, o)
-			must(t, err)
+			assert.NoError(t, err)
 			host.Scheme, host.Mapping = clientscheme.Scheme, knownKinds
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)
-			must(t, err)
+			assert.NoError(t, err)
 			configMaps, configMap := host.Client.CoreV1().ConfigMaps("shop"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}
 			remove := func(c dynamic.Interface) error {
 				return c.Resource(informers.ConfigMaps).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
@@ -137,11 +139,11 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 					t.Errorf("%s while not leading: %v, want ErrNotLeading", what, err)
 				}
 			}
-			same(t, "requests that the API server saw", 0, len(server.take()))
+			assert.Equal(t, "requests that the API server saw", 0, len(server.take()))
 			if _, err := configMaps.Get(ctx, "x", metav1.GetOptions{}); err != nil {
 				t.Errorf("a read was refused: %v", err)
 			}
-			same(t, "requests that the API server saw of one read", 1, len(server.take()))
+			assert.Equal(t, "requests that the API server saw of one read", 1, len(server.take()))
 		})
 	}
 }
@@ -155,7 +157,7 @@ func TestCacheReportsTooManyRequests(t *testing.T) {
 		return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: http.NoBody, Request: r}, nil
 	})}
 	p, err := builtProcess(t, o)
-	must(t, err)
+	assert.NoError(t, err)
 	p.cache.Start(t.Context())
 	tells := func(context.Context) (bool, error) {
 		err := p.cache.Problem("probe")
@@ -181,15 +183,15 @@ func TestClientsShareOneLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
 			connection, err := newConnection(o.Client)
-			must(t, err)
+			assert.NoError(t, err)
 			clients, err := newClientMaker(o, connection, open)
-			must(t, err)
+			assert.NoError(t, err)
 			limiter := connection.base.RateLimiter
 			if (limiter != nil) != tc.limited {
 				t.Fatalf("limiter %v", limiter)
 			}
 			one, err := clients.typed(clients.forController("one"))
-			must(t, err)
+			assert.NoError(t, err)
 			for what, got := range map[string]flowcontrol.RateLimiter{
 				"a controller":         clients.forController("one").RateLimiter,
 				"another":              clients.forController("two").RateLimiter,
@@ -220,11 +222,11 @@ func TestOnlyTypedClientsUseTheContentType(t *testing.T) {
 		var config ClientConfig
 		config.Master, config.ContentType = server.URL, contentType
 		connection, err := newConnection(config)
-		must(t, err)
+		assert.NoError(t, err)
 		typed, err := connection.typed(connection.named("typed"))
-		must(t, err)
+		assert.NoError(t, err)
 		others, err := kubernetes.NewForConfig(connection.named("others"))
-		must(t, err)
+		assert.NoError(t, err)
 		dry, err := newClientMaker(&Options{Generic: GenericConfig{DryRun: true}}, connection, nil)
 		if err != nil || dry.contentType != "application/json" {
 			t.Errorf("under --dry-run, which reads what is sent, clients speak %v, error %v", dry, err)
@@ -235,7 +237,7 @@ func TestOnlyTypedClientsUseTheContentType(t *testing.T) {
 				t.Errorf("%s: %v", contentType, err)
 			}
 		}
-		same(t, "sent", []string{contentType, "application/json"}, sent)
+		assert.Equal(t, "sent", []string{contentType, "application/json"}, sent)
 	}
 }
 
@@ -258,7 +260,7 @@ func TestWaitForAPIServer(t *testing.T) {
 		"an API server that forbids for good counts as answering":                {[]int{500, 403}, 1 + maxRefusals},
 		"an API server that accepts no credentials for good counts as answering": {[]int{401}, maxRefusals},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			asked := 0
 			config := &rest.Config{QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
 				code := tc.codes[min(asked, len(tc.codes)-1)]
@@ -267,8 +269,8 @@ func TestWaitForAPIServer(t *testing.T) {
 			})}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			must(t, waitForAPIServer(ctx, config))
-			same(t, "times asked", tc.asks, asked)
+			assert.NoError(t, waitForAPIServer(ctx, config))
+			assert.Equal(t, "times asked", tc.asks, asked)
 		})
 	}
 }
@@ -277,13 +279,13 @@ func TestWaitForAPIServer(t *testing.T) {
 // a delay of its own. client-go would wait that long in the request, ten times.
 func TestWebhookHoldsUpAWorkerForTenSeconds(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{1: 10 * time.Second, 2: 0, 30 * 24 * 3600: 0, -16: 0} { // -16: 16, as a text
-		inBubble(t, fmt.Sprint(seconds), func(t *testing.T) {
+		subtest.InBubble(t, fmt.Sprint(seconds), func(t *testing.T) {
 			contentType := map[bool]string{true: "application/json", false: "text/plain"}[seconds > 0]
 			seconds = max(seconds, -seconds)
 			refusal := apierrors.NewTooManyRequests("go away", seconds)
 			refusal.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 			body, err := json.Marshal(refusal.ErrStatus)
-			must(t, err)
+			assert.NoError(t, err)
 			server := roundTripper(func(r *http.Request) (*http.Response, error) {
 				header := http.Header{"Content-Type": {contentType}, "Retry-After": {fmt.Sprint(seconds)}}
 				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
@@ -291,20 +293,20 @@ func TestWebhookHoldsUpAWorkerForTenSeconds(t *testing.T) {
 			through := func(next http.RoundTripper) http.RoundTripper { return next }
 			all := &clientMaker{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
 			client, err := kubernetes.NewForConfig(all.forController("x"))
-			must(t, err)
+			assert.NoError(t, err)
 			begun := time.Now()
 			_, err = client.CoreV1().ConfigMaps("shop").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{})
 			if after, ok := apierrors.SuggestsClientDelay(err); !ok || after != seconds {
 				t.Errorf("the error is %v, with a delay of %d s", err, after)
 			}
-			same(t, "time taken", want, time.Since(begun))
+			assert.Equal(t, "time taken", want, time.Since(begun))
 		})
 	}
 	response, _ := withoutLongWaits(roundTripper(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Retry-After": {"5"}}, Body: http.NoBody}, nil
 	})).RoundTrip(nil)
 	defer response.Body.Close()
-	same(t, "wait that a proxied Pod names", "5", response.Header.Get("Retry-After"))
+	assert.Equal(t, "wait that a proxied Pod names", "5", response.Header.Get("Retry-After"))
 }
 
 // discoveryServer answers discovery by path, with a status if the answer is one, and hangs at the others.
@@ -359,10 +361,10 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		"a known kind outlasts a load balancer that knows no path": {widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
 		"a failure is not remembered":                              {"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			server := &discoveryServer{answers: map[string]string{path: tc.answer, "/api": "404", "/apis": someGroups}}
 			m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
-			must(t, err)
+			assert.NoError(t, err)
 			waits, giveUp := context.WithCancel(t.Context())
 			gaveUp := make(chan error, 1)
 			go func() { _, err := m.mapping(waits, away); gaveUp <- err }()

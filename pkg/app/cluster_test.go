@@ -28,6 +28,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
@@ -42,7 +43,7 @@ func elsewhereOf(t *testing.T, change func(*Options)) *openClusters {
 	o.Client.RESTConfig = &rest.Config{Host: newAPIServer(t).URL, BearerToken: "our own"}
 	change(o)
 	p, err := builtProcess(t, o)
-	must(t, err)
+	assert.NoError(t, err)
 	one := &openClusters{process: p, controller: "one"}
 	t.Cleanup(func() { hostedControllers{{clusters: one}}.releaseClusters() })
 	return one
@@ -51,9 +52,9 @@ func elsewhereOf(t *testing.T, change func(*Options)) *openClusters {
 func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 	one := elsewhereOf(t, func(*Options) {})
 	_, err := one.open("open", &rest.Config{Host: "x"})
-	must(t, err)
+	assert.NoError(t, err)
 	theirs, err := (&openClusters{process: one.process, controller: "other"}).open("theirs", &rest.Config{Host: "x"})
-	must(t, err)
+	assert.NoError(t, err)
 	defer theirs.Close()
 	for name, tc := range map[string]struct {
 		cluster string
@@ -79,14 +80,14 @@ func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, err := one.open(tc.cluster, tc.config)
 			if tc.err == "" {
-				must(t, err)
-				same(t, "timeout", tc.config.Timeout, c.RESTConfig.Timeout)
+				assert.NoError(t, err)
+				assert.Equal(t, "timeout", tc.config.Timeout, c.RESTConfig.Timeout)
 				if got := c.RESTConfig.Host; !strings.HasPrefix(got, "https://") {
 					t.Errorf("its address is %s", got)
 				}
 				c.Close()
 				again, err := one.open(tc.cluster, tc.config)
-				must(t, err)
+				assert.NoError(t, err)
 				again.Close()
 				return
 			}
@@ -112,13 +113,13 @@ func (l recordedLoop) Close()                   { l <- "is closed" }
 
 func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
 	c, err := elsewhereOf(t, func(*Options) {}).open("far", &rest.Config{Host: "x"})
-	must(t, err)
+	assert.NoError(t, err)
 	reconcile, end := context.WithCancel(t.Context())
 	end()
 	loop := make(recordedLoop, 3)
 	for range 2 {
 		stop := c.Go(reconcile, loop)
-		same(t, "the loop", "begins, <nil>", <-loop)
+		assert.Equal(t, "the loop", "begins, <nil>", <-loop)
 		stop()
 		stop()
 		if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
@@ -126,7 +127,7 @@ func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
 		}
 	}
 	c.Go(reconcile, loop)
-	same(t, "the loop", "begins, <nil>", <-loop)
+	assert.Equal(t, "the loop", "begins, <nil>", <-loop)
 	c.Close()
 	c.Close()
 	if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
@@ -150,19 +151,19 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		far.Go(t.Context(), loop)
 		<-time.After(time.Minute)
 		synctest.Wait()
-		same(t, "runs", 3, len(loop.starts))
+		assert.Equal(t, "runs", 3, len(loop.starts))
 		lines(t, one.problem(time.Hour), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		h := newHosted("one", &informers.ClusterCache{}, one, p.loopMetrics, time.Hour)
 		retained := []controllers.InFlight{{Key: "shop/b"}, {}}
 		h.controller = &scripted{status: controllers.Status{InFlight: retained[:1]}}
 		for range 2 {
-			same(t, "in flight", []controllers.InFlight{{Key: "shop/b"}, {Key: "shop/a in cluster far"}}, h.Status().InFlight)
+			assert.Equal(t, "in flight", []controllers.InFlight{{Key: "shop/b"}, {Key: "shop/a in cluster far"}}, h.Status().InFlight)
 		}
-		same(t, "the array of the controller", controllers.InFlight{}, retained[1])
+		assert.Equal(t, "the array of the controller", controllers.InFlight{}, retained[1])
 		<-time.After(2 * time.Hour)
 		lines(t, one.problem(time.Hour), "the loop of cluster far has been draining for 2h0m0s, longer than --controller-stuck-after=1h0m0s")
 		far.close()
-		same(t, "runs after the end", 3, len(loop.starts))
+		assert.Equal(t, "runs after the end", 3, len(loop.starts))
 	})
 }
 
@@ -173,17 +174,17 @@ func TestPanicInAnotherClusterIsAProblemOfItsController(t *testing.T) {
 	}))
 	defer server.Close()
 	c, err := one.open("far", &rest.Config{Host: server.URL})
-	must(t, err)
+	assert.NoError(t, err)
 	defer c.Close()
 	_, err = informers.Follow[*informers.Object](c, informers.Need{Resource: informers.Secrets, Filter: func(metav1.Object) bool { panic("a bug") }})
-	must(t, err)
-	must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem(time.Hour) != nil, nil }))
+	assert.NoError(t, err)
+	assert.NoError(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem(time.Hour) != nil, nil }))
 	lines(t, one.problem(time.Hour), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
 }
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
 	own := &rest.Config{BearerToken: "at the start", BearerTokenFile: filepath.Join(t.TempDir(), "token")}
-	must(t, os.WriteFile(own.BearerTokenFile, []byte("an hour later\n"), 0o600))
+	assert.NoError(t, os.WriteFile(own.BearerTokenFile, []byte("an hour later\n"), 0o600))
 	for token, refused := range map[string]bool{"at the start": true, "an hour later": true, "its": false, "": false} {
 		if err := checkOtherCluster(&rest.Config{Host: "x", BearerToken: token}, own); (err != nil) != refused {
 			t.Errorf("the token %q: error %v", token, err)
@@ -234,7 +235,7 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 			one := elsewhereOf(t, func(o *Options) { o.Election.LeaderElect, o.Generic.DryRun = !tc.leads, tc.dryRun })
 			request := func() []error {
 				c, err := one.open("far", &rest.Config{Host: server.URL, BearerToken: "its", TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
-				must(t, err)
+				assert.NoError(t, err)
 				if tc.write {
 					return writesOf(t.Context(), c)
 				}
@@ -244,7 +245,7 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 			var errs []error
 			if tc.leads {
 				end, stop := context.WithCancel(t.Context())
-				must(t, one.process.lock.Run(end, func(context.Context) error { errs = request(); stop(); return nil }))
+				assert.NoError(t, one.process.lock.Run(end, func(context.Context) error { errs = request(); stop(); return nil }))
 			} else {
 				errs = request()
 			}
@@ -253,7 +254,7 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 					t.Errorf("errors %v", errs)
 				}
 			}
-			same(t, "sent", tc.sent, sent)
+			assert.Equal(t, "sent", tc.sent, sent)
 		})
 	}
 }
@@ -267,7 +268,7 @@ func (d *dryRun) send(t *testing.T, r *http.Request, reason string) (sent *http.
 	t.Helper()
 	_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { sent = r; return nil, nil })).RoundTrip(r) //nolint:bodyclose // there is no response
 	if reason == "" {
-		must(t, err)
+		assert.NoError(t, err)
 		return sent
 	}
 	var refused *controllers.DryRunError
@@ -299,7 +300,7 @@ func newTestDryRun(t *testing.T) *dryRun {
 		}
 		return w.Result(), nil
 	})}})
-	must(t, err)
+	assert.NoError(t, err)
 	return d
 }
 
@@ -335,9 +336,9 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 			r := httptest.NewRequest(method, "https://example.com/clusters/c"+path, nil)
 			before := r.URL.String()
 			sent := d.send(t, r, tc.refused)
-			same(t, "the caller's request", before, r.URL.String())
+			assert.Equal(t, "the caller's request", before, r.URL.String())
 			if tc.refused == "" {
-				same(t, "query", tc.query, sent.URL.RawQuery)
+				assert.Equal(t, "query", tc.query, sent.URL.RawQuery)
 			}
 		})
 	}
@@ -367,15 +368,15 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 				return
 			}
 			again, err := sent.GetBody() // as for a second attempt on another connection
-			must(t, err)
+			assert.NoError(t, err)
 			for _, body := range []io.Reader{sent.Body, again} {
 				text, err := io.ReadAll(body)
 				if err != nil || sent.ContentLength != int64(len(text)) {
 					t.Errorf("length %d: %q, %v", sent.ContentLength, text, err)
 				}
 				got := metav1.DeleteOptions{}
-				must(t, json.Unmarshal(text, &got))
-				same(t, "the options that are sent", want, got)
+				assert.NoError(t, json.Unmarshal(text, &got))
+				assert.Equal(t, "the options that are sent", want, got)
 			}
 		})
 	}

@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -29,18 +28,11 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
-
-// must ends the test if there is an error.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // execute runs the command line of the manager. It returns what the command printed and its error. The
 // command must not get as far as Run.
@@ -72,14 +64,14 @@ func TestHelpGolden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := execute(t, args...)
-			must(t, err)
+			assert.NoError(t, err)
 			golden := filepath.Join("testdata", name+".golden")
 			if *update {
-				must(t, os.WriteFile(golden, []byte(out), 0o644))
+				assert.NoError(t, os.WriteFile(golden, []byte(out), 0o644))
 			}
 			want, err := os.ReadFile(golden)
-			must(t, err)
-			same(t, golden+", which make generate writes", string(want), out)
+			assert.NoError(t, err)
+			assert.Equal(t, golden+", which make generate writes", string(want), out)
 			for line := range strings.Lines(out) {
 				if n := len([]rune(strings.TrimRight(line, "\n"))); n > helpColumns && strings.Contains(strings.TrimSpace(line), " ") && !strings.HasPrefix(strings.TrimSpace(line), "--") {
 					t.Errorf("line of %d columns, more than %d: %s", n, helpColumns, line)
@@ -136,19 +128,19 @@ var deployDir = filepath.Join("..", "..", "deploy")
 // manager really has.
 func TestManifestsParse(t *testing.T) {
 	file, err := os.ReadFile(filepath.Join(deployDir, "base", "deployment.yaml"))
-	must(t, err)
+	assert.NoError(t, err)
 	var deployment appsv1.Deployment
-	must(t, yaml.UnmarshalStrict(file, &deployment))
+	assert.NoError(t, yaml.UnmarshalStrict(file, &deployment))
 	pod := deployment.Spec.Template.Spec
 	manager := pod.Containers[0]
 
 	o := newOptions(t, With(builtin.Entries()...))
-	must(t, errors.Join(o.Parse(manager.Args), o.Check()))
+	assert.NoError(t, errors.Join(o.Parse(manager.Args), o.Check()))
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
 	}
-	same(t, "containerPort, as --secure-port", int32(o.Secure.BindPort), manager.Ports[0].ContainerPort)
-	same(t, "the Deployment, and the account to which the roles are bound", []string{defaultName, defaultName}, []string{deployment.Name, pod.ServiceAccountName})
+	assert.Equal(t, "containerPort, as --secure-port", int32(o.Secure.BindPort), manager.Ports[0].ContainerPort)
+	assert.Equal(t, "the Deployment, and the account to which the roles are bound", []string{defaultName, defaultName}, []string{deployment.Name, pod.ServiceAccountName})
 }
 
 // argument matches an item of args, or what a JSON patch adds to them.
@@ -177,7 +169,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	if found < 5 {
 		t.Errorf("%d flags were found: the test does not see them", found)
 	}
@@ -188,14 +180,14 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(deployDir, "podman", name))
-		must(t, err)
+		assert.NoError(t, err)
 		return strings.ReplaceAll(string(text), "\\\n    ", "")
 	}
 	var pod corev1.Pod
-	must(t, yaml.UnmarshalStrict([]byte(read("pod.yaml")), &pod))
+	assert.NoError(t, yaml.UnmarshalStrict([]byte(read("pod.yaml")), &pod))
 	manager, grace := pod.Spec.Containers[0], *pod.Spec.TerminationGracePeriodSeconds
 	o := newOptions(t, With(builtin.Entries()...))
-	must(t, o.Parse(manager.Args))
+	assert.NoError(t, o.Parse(manager.Args))
 	if time.Duration(grace)*time.Second <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %d s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
 	}
@@ -215,14 +207,6 @@ func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 	}
 }
 
-// same compares what a test got with what it wants.
-func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
 func TestLargeHeapIsCollectedOnlyForItsFreeMemory(t *testing.T) {
 	const mib = 1 << 20
 	for name, tc := range map[string]struct {
@@ -236,7 +220,7 @@ func TestLargeHeapIsCollectedOnlyForItsFreeMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &runtime.MemStats{HeapInuse: tc.inUse * mib, HeapIdle: tc.idle * mib, HeapReleased: tc.released * mib}
-			same(t, "worth collecting", tc.want, isWorthCollecting(m))
+			assert.Equal(t, "worth collecting", tc.want, isWorthCollecting(m))
 		})
 	}
 }
@@ -258,11 +242,11 @@ func TestMetricsGolden(t *testing.T) {
 	}
 	golden := filepath.Join("testdata", "metrics.golden")
 	if *update {
-		must(t, os.WriteFile(golden, []byte(text.String()), 0o644))
+		assert.NoError(t, os.WriteFile(golden, []byte(text.String()), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	must(t, err)
-	same(t, golden+", which make generate writes", string(want), text.String())
+	assert.NoError(t, err)
+	assert.Equal(t, golden+", which make generate writes", string(want), text.String())
 }
 
 var (
@@ -292,7 +276,7 @@ var (
 func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistry, own bool) {
 	t.Helper()
 	gathered, err := registry.Gather()
-	must(t, err)
+	assert.NoError(t, err)
 	types := map[string]string{}       // by name
 	values := map[[2]string][]string{} // by name and label
 	for _, family := range gathered {
@@ -361,17 +345,17 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 func allControllers(t *testing.T) *process {
 	t.Helper()
 	o := newOptions(t, With(builtin.Entries()...))
-	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.entries.names(), ","), "--compat=" + strings.Join(o.entries.originals(), ","),
+	assert.NoError(t, o.Parse([]string{"--controllers=" + strings.Join(o.entries.names(), ","), "--compat=" + strings.Join(o.entries.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL
-	must(t, o.Check())
+	assert.NoError(t, o.Check())
 	p, err := builtProcess(t, o)
-	must(t, err)
+	assert.NoError(t, err)
 
 	// The libraries register their metrics with the first request.
 	client, err := p.connection.typed(p.connection.named("test"))
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	return p
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
@@ -29,7 +30,7 @@ func writeConfig(t *testing.T, flags ...string) string {
 func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	must(t, os.WriteFile(path, []byte(text), 0o600))
+	assert.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -81,7 +82,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := writeFile(t, tc.text)
 			if tc.text == "" {
-				must(t, os.Remove(path))
+				assert.NoError(t, os.Remove(path))
 			}
 			args := []string{"--config", path, "--print-effective-config"}
 			if strings.Contains(name, "command line") {
@@ -91,7 +92,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			if err == nil {
 				t.Fatal("accepted")
 			}
-			same(t, "errors", tc.want, strings.Split(strings.ReplaceAll(err.Error(), path, ""), "\n"))
+			assert.Equal(t, "errors", tc.want, strings.Split(strings.ReplaceAll(err.Error(), path, ""), "\n"))
 		})
 	}
 }
@@ -100,9 +101,9 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 func effective(t *testing.T, args ...string) map[string]any {
 	t.Helper()
 	out, err := execute(t, append(args, "--print-effective-config")...)
-	must(t, err)
+	assert.NoError(t, err)
 	var printed struct{ Flags map[string]any }
-	must(t, yaml.Unmarshal([]byte(out), &printed))
+	assert.NoError(t, yaml.Unmarshal([]byte(out), &printed))
 	return printed.Flags
 }
 
@@ -132,7 +133,7 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 		"secure-port":                      1,
 		"leader-elect-lease-duration":      "15s",
 	} {
-		same(t, flag, want, got[flag])
+		assert.Equal(t, flag, want, got[flag])
 	}
 	if _, there := got["config"]; there || len(got) < 80 {
 		t.Errorf("%d flags are printed, or --config is among them", len(got))
@@ -150,7 +151,7 @@ func unusual(t *testing.T, o *Options) []string {
 		`--allow-metric-labels=m="a": b,c`, "--vmodule=a=1,b=2", "--feature-gates=AllAlpha=true,AllBeta=false",
 		"--extra-limits=a=1", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
 	}
-	must(t, o.Parse(all))
+	assert.NoError(t, o.Parse(all))
 	for name, f := range o.fileFlags() {
 		given, texts := f.Changed, []string{"7", "7s", "true", "false", "::1", "a=b"}
 		for was := f.Value.String(); !given && len(texts) > 0; texts = texts[1:] {
@@ -179,8 +180,8 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
 		o := build()
-		must(t, o.Parse(args))
-		must(t, o.readConfigFile())
+		assert.NoError(t, o.Parse(args))
+		assert.NoError(t, o.readConfigFile())
 		return o
 	}
 	texts := func(o *Options) map[string]string {
@@ -202,9 +203,9 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			given := parse(t, args...)
 			var printed strings.Builder
-			must(t, given.printConfig(&printed))
+			assert.NoError(t, given.printConfig(&printed))
 			shown, err := json.Marshal(given.effectiveConfig()) // as configz does
-			must(t, err)
+			assert.NoError(t, err)
 			for form, text := range map[string]string{"printed": printed.String(), "shown": string(shown)} {
 				read := parse(t, "--config="+writeFile(t, text))
 				if diff := cmp.Diff(texts(given), texts(read)); diff != "" {
@@ -217,13 +218,13 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 
 func TestConfigFileOfTheDocsIsAccepted(t *testing.T) {
 	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "operate", "configuration.md"))
-	must(t, err)
+	assert.NoError(t, err)
 	_, rest, found := strings.Cut(string(doc), "```yaml\n")
 	example, _, closed := strings.Cut(rest, "```\n")
 	if !found || !closed {
 		t.Fatal("docs/operate/configuration.md has no example")
 	}
-	same[any](t, "compat", []any{"reloader"}, effective(t, "--config="+writeFile(t, example))["compat"])
+	assert.Equal[any](t, "compat", []any{"reloader"}, effective(t, "--config="+writeFile(t, example))["compat"])
 	overlay := filepath.Join("..", "..", "deploy", "examples", "config-file", "config.yaml")
-	same(t, "v", 2, effective(t, "--config="+overlay)["v"])
+	assert.Equal(t, "v", 2, effective(t, "--config="+overlay)["v"])
 }

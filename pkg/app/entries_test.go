@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -51,7 +52,7 @@ func lines(t *testing.T, err error, want ...string) {
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	same(t, "errors", want, strings.Split(err.Error(), "\n"))
+	assert.Equal(t, "errors", want, strings.Split(err.Error(), "\n"))
 }
 
 func TestEntriesReportAllMistakes(t *testing.T) {
@@ -114,16 +115,16 @@ func TestControllersListSelectsControllers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := executeBuild(build, "controllers", "--controllers="+tc.items)
-			must(t, err)
+			assert.NoError(t, err)
 			want := fmt.Sprintf("NAME DEFAULT NOW SUMMARY one on %s does it two on %s three off %s", tc.one, tc.two, tc.three)
-			same(t, "list", want, strings.Join(strings.Fields(out), " "))
+			assert.Equal(t, "list", want, strings.Join(strings.Fields(out), " "))
 		})
 	}
 	o := newOptions(t, build...)
 	o.Generic.Controllers = []string{"two", "one"}
 	on, err := o.enabled()
-	must(t, err)
-	same(t, "first in the order of the entries", "one", on[0].Name)
+	assert.NoError(t, err)
+	assert.Equal(t, "first in the order of the entries", "one", on[0].Name)
 }
 
 // TestWorkersAreSetByTheirFlag has a controller with Workers, but without Config, and one without Workers.
@@ -135,11 +136,11 @@ func TestWorkersAreSetByTheirFlag(t *testing.T) {
 	}
 	build := With(controllers.Entry{Name: "one", Workers: 3, New: create}, controllers.Entry{Name: "two", New: create})
 	o := newOptions(t, build)
-	must(t, errors.Join(o.Parse([]string{"--config=" + writeConfig(t, "one-concurrent-syncs: 5")}), o.Check()))
+	assert.NoError(t, errors.Join(o.Parse([]string{"--config=" + writeConfig(t, "one-concurrent-syncs: 5")}), o.Check()))
 	o.Client.Master = newAPIServer(t).URL
 	_, err := builtProcess(t, o)
-	must(t, err)
-	same(t, "workers", []int{5, 0}, got)
+	assert.NoError(t, err)
+	assert.Equal(t, "workers", []int{5, 0}, got)
 	path := writeConfig(t, "one-concurrent-syncs: 0", "two-concurrent-syncs: 1")
 	_, err = executeBuild([]BuildOption{build}, "--config="+path)
 	lines(t, err, path+":5: two-concurrent-syncs: not a flag that the file can set", path+":4: --one-concurrent-syncs: must be at least 1, got 0")
@@ -158,7 +159,7 @@ var ownBuild = []BuildOption{Named("shopkeeper"), With(withFunctions(controllers
 func newOptions(t *testing.T, build ...BuildOption) *Options {
 	t.Helper()
 	o, err := NewOptions(build...)
-	must(t, err)
+	assert.NoError(t, err)
 	return o
 }
 
@@ -172,7 +173,7 @@ func TestBuildPrintsItsOwnNameEverywhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := executeBuild(ownBuild, args...)
-			must(t, err)
+			assert.NoError(t, err)
 			for _, builtIn := range []string{"config-reload", "replication", "--compat"} {
 				if strings.Contains(out, builtIn) {
 					t.Errorf("it has %s:\n%s", builtIn, out)
@@ -189,7 +190,7 @@ func TestBuildPrintsItsOwnNameEverywhere(t *testing.T) {
 		})
 	}
 	roles, err := executeBuild(ownBuild, "rbac")
-	must(t, err)
+	assert.NoError(t, err)
 	var names []string
 	for _, match := range regexp.MustCompile(`(?m)^  name: (.*)$`).FindAllStringSubmatch(roles, -1) {
 		names = append(names, match[1])
@@ -197,12 +198,12 @@ func TestBuildPrintsItsOwnNameEverywhere(t *testing.T) {
 	slices.Sort(names)
 	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers.kube-system", "shopkeeper-authentication-reader",
 		"shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
-	same(t, "the names of roles and accounts", want, slices.Compact(names))
+	assert.Equal(t, "the names of roles and accounts", want, slices.Compact(names))
 	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
 		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
 	}
 	o := newOptions(t, ownBuild...)
-	same(t, "Lease", "kube-system/shopkeeper", o.Election.Lease().String())
+	assert.Equal(t, "Lease", "kube-system/shopkeeper", o.Election.Lease().String())
 }
 
 // TestRBACRefusesWhatTheStartRefuses has entries that both rbac and the start refuse, with one error.
@@ -251,7 +252,7 @@ func TestSettingsNameThePod(t *testing.T) {
 		"market": "market/shopkeeper-0",
 	} {
 		t.Setenv("POD_NAMESPACE", namespace)
-		same(t, "Pod with POD_NAMESPACE="+namespace, want, newOptions(t, ownBuild...).Settings().Pod.String())
+		assert.Equal(t, "Pod with POD_NAMESPACE="+namespace, want, newOptions(t, ownBuild...).Settings().Pod.String())
 	}
 }
 
@@ -261,7 +262,7 @@ func TestSettingsNameThePod(t *testing.T) {
 func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 	t.Helper()
 	out, err := execute(t, append([]string{"rbac"}, args...)...)
-	must(t, err)
+	assert.NoError(t, err)
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(out)))
 	for {
 		document, err := reader.Read()
@@ -278,7 +279,7 @@ func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 		if err == nil {
 			err = yaml.Unmarshal(document, &o)
 		}
-		must(t, err)
+		assert.NoError(t, err)
 		where := o.Name
 		if o.Namespace != "" {
 			where += " in " + o.Namespace
@@ -371,7 +372,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			for _, both := range [][2][]string{{tc.rules, rules}, {slices.Compact(bound), bindings}} {
 				slices.Sort(both[0])
 				slices.Sort(both[1])
-				same(t, "rules and bindings", both[0], both[1])
+				assert.Equal(t, "rules and bindings", both[0], both[1])
 			}
 		})
 	}
@@ -406,7 +407,7 @@ func TestGrantsFollowNeedsAndScope(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			granted, err := GrantsOf(e, controllers.Settings{Namespaces: tc.scope}, needs)
-			must(t, err)
+			assert.NoError(t, err)
 			got := map[string]string{}
 			for namespace, rules := range granted {
 				var texts []string
@@ -415,7 +416,7 @@ func TestGrantsFollowNeedsAndScope(t *testing.T) {
 				}
 				got[namespace] = strings.Join(texts, "; ")
 			}
-			same(t, "rules", tc.want, got)
+			assert.Equal(t, "rules", tc.want, got)
 		})
 	}
 }

@@ -33,9 +33,11 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -130,7 +132,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			entry.New = func(h controllers.Host) (controllers.Controller, error) { host = h; return &scripted{}, tc.ask(h) }
 			err := buildAll(t, entry)
 			if tc.want == "" {
-				must(t, err)
+				assert.NoError(t, err)
 				if _, err := panics.Recover(func() error { host.Handle(http.NotFoundHandler()); return nil }); err == nil {
 					t.Error("a handler after New was accepted")
 				}
@@ -160,9 +162,9 @@ func TestFunctionOfAnEntryThatHangsIsLogged(t *testing.T) {
 		var named atomic.Int32
 		klog.SetLogger(funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="one" "function"="New"`))) }, funcr.Options{}))
 		for _, takes := range []time.Duration{time.Second, time.Minute} {
-			must(t, recovered("one", "New", func() error { <-time.After(takes); return nil }))
+			assert.NoError(t, recovered("one", "New", func() error { <-time.After(takes); return nil }))
 		}
-		same(t, "lines of the log that name the function", int32(1), named.Load())
+		assert.Equal(t, "lines of the log that name the function", int32(1), named.Load())
 	})
 }
 
@@ -218,7 +220,7 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 			status := map[bool]int{true: http.StatusForbidden, false: http.StatusNotFound}[strings.HasSuffix(r.URL.Path, "/status")]
 			return &http.Response{StatusCode: status, Header: http.Header{}, Body: http.NoBody}, nil
 		})})
-		must(t, err)
+		assert.NoError(t, err)
 		var all []runtime.ApplyConfiguration
 		for i := range 30 {
 			all = append(all, corev1ac.ConfigMap(fmt.Sprint(i), "shop"))
@@ -242,7 +244,7 @@ func TestHandlersAreServedUnderTheirName(t *testing.T) {
 	for path, want := range map[string]string{"/": "/", "/things": "/things", "/poison": "the controller's handler panicked\n"} {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/controllers/x"+path, nil))
-		same(t, path, want, w.Body.String())
+		assert.Equal(t, path, want, w.Body.String())
 	}
 	series(t, registry, "quartermaster_controller_panics_total", 1)
 }
@@ -253,7 +255,7 @@ func TestEveryReplicaThatHasDrainedIsNotLate(t *testing.T) {
 		stop := hostedControllers{}.start(ctx, time.Second)
 		cancel()
 		<-time.After(time.Minute)
-		must(t, stop())
+		assert.NoError(t, stop())
 	})
 }
 
@@ -274,7 +276,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 		"a controller that does not drain in time": {stuck, reconciling, 20 * time.Second, "controller x has been reconciling shop/a for "},
 		"a controller whose Background goes on":    {stuck, controllers.Status{Phase: controllers.PhaseDraining}, 20 * time.Second, "controller x did not stop, although it reconciles nothing"},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			here, c, _ := host(t, tc.run)
 			here.everyReplica = true
 			c.status = tc.status
@@ -298,7 +300,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 
 func TestEveryReplicaNeedsAWarmStandby(t *testing.T) {
 	o := newOptions(t, With(withFunctions(controllers.Entry{Name: "one", EveryReplica: true}), withFunctions(controllers.Entry{Name: "two"})))
-	must(t, o.Check())
+	assert.NoError(t, o.Check())
 	o.Informers.Standby = standbyCold
 	lines(t, o.Check(), "--standby: one runs on every replica, which needs the cache of a warm standby")
 }
@@ -335,12 +337,6 @@ func (s *scripted) Status() controllers.Status {
 
 func (*scripted) Close() {} // as a loop of another cluster
 
-// inBubble runs a row of a table in a bubble of fake time.
-func inBubble(t *testing.T, name string, row func(t *testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
-}
-
 func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }
 
 func fails(context.Context) error { return errors.New("out of luck") }
@@ -359,7 +355,7 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hostedController,
 func series(t *testing.T, registry metrics.KubeRegistry, name string, want float64) {
 	t.Helper()
 	families, err := registry.Gather()
-	must(t, err)
+	assert.NoError(t, err)
 	for _, family := range families {
 		if family.GetName() != name {
 			continue
@@ -384,11 +380,11 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, fails, follows, panicsWith, untilTheEnd)
 		caches, err := informers.NewCaches(registry)
-		must(t, err)
+		assert.NoError(t, err)
 		h.cache, err = caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Transport: transport{send: func(*http.Request) (*http.Response, error) {
 			return nil, errors.New("away")
 		}}}, func(string) {})
-		must(t, err)
+		assert.NoError(t, err)
 		h.cache.Start(t.Context())
 		closed, drained := 0, false
 		far := &otherCluster{of: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
@@ -426,17 +422,17 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		}
 		pass(healthyRun)
 		is("when it has run for a while", true)
-		same(t, "starts", []time.Duration{0, closing + restartDelay, closing + 2*restartDelay, closing + 3*restartDelay}, c.starts)
-		same(t, "restarts in the status", 3, h.Status().Restarts)
-		same(t, "closed clusters", 3, closed)
-		same(t, "followed resources", 0, len(caches.Status().Resources))
+		assert.Equal(t, "starts", []time.Duration{0, closing + restartDelay, closing + 2*restartDelay, closing + 3*restartDelay}, c.starts)
+		assert.Equal(t, "restarts in the status", 3, h.Status().Restarts)
+		assert.Equal(t, "closed clusters", 3, closed)
+		assert.Equal(t, "followed resources", 0, len(caches.Status().Resources))
 		series(t, registry, "quartermaster_controller_restarts_total", 3)
 		series(t, registry, "quartermaster_controller_panics_total", 1)
 		far.running.Go(func() { <-ctx.Done(); <-time.After(time.Second); drained = true })
 		cancel()
-		must(t, <-done)
-		same(t, "a loop in a cluster that was left open has drained", true, drained)
-		same(t, "lines of the log that name the controller, one of each restart", int32(3), named.Load())
+		assert.NoError(t, <-done)
+		assert.Equal(t, "a loop in a cluster that was left open has drained", true, drained)
+		assert.Equal(t, "lines of the log that name the controller, one of each restart", int32(3), named.Load())
 	})
 }
 
@@ -460,7 +456,7 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 			"reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s\nno answer"},
 		"a status that panics": {func(c *scripted) { c.panics = true }, 0, "Status: panic: a value of type string"},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			h, c, registry := host(t, untilTheEnd)
 			tc.of(c)
 			_ = h.Status() // the first to see a drain
@@ -492,16 +488,16 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 		}
 		<-scraped
 		for range 3 {
-			same(t, "problem", "Status did not return within 1s", fmt.Sprint(h.health.Check(nil)))
+			assert.Equal(t, "problem", "Status did not return within 1s", fmt.Sprint(h.health.Check(nil)))
 			_ = hostedControllers{h, h}.unfinished(time.Now())
 			_ = h.Status()
 			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/controllers/other", nil))
 		}
-		same(t, "time taken", (1+3*3)*statusTimeout, time.Since(began))
+		assert.Equal(t, "time taken", (1+3*3)*statusTimeout, time.Since(began))
 		close(c.locked)
 		synctest.Wait()
 		c.status.Details = t.Log
-		same(t, "problem", "Status: as JSON, Details: json: unsupported type: func(...interface {})", h.Status().Problem)
+		assert.Equal(t, "problem", "Status: as JSON, Details: json: unsupported type: func(...interface {})", h.Status().Problem)
 		series(t, registry, "quartermaster_controller_problem", 1)
 	})
 }
@@ -518,7 +514,7 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 		"a controller with a loop that returns an error":     {func(ctx context.Context) error { <-ctx.Done(); return errors.Join(ctx.Err(), errors.New("gave up")) }, true},
 		"a controller that panics as it drains":              {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			h, _, _ := host(t, tc.run)
 			fine, _, _ := host(t, untilTheEnd)
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -564,9 +560,9 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 		"what takes too long is given up":              {&slowSink{}, 9, []string{"R0", "R1"}, eventsFlushTimeout},
 		"an API server that is away is not waited for": {&slowSink{err: errors.New("away")}, 2, nil, eventsFlushTimeout},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			scheme, err := NewScheme(nil)
-			must(t, err)
+			assert.NoError(t, err)
 			e := recordTo(t.Context(), tc.sink, scheme)
 			recorders := []record.EventRecorder{e.recorder("one"), e.recorder("two")} // neither waits for the other
 			for i := range tc.count {
@@ -574,10 +570,10 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 			}
 			begin := time.Now()
 			e.stop(eventsFlushTimeout)
-			same(t, "time that the end took", tc.takes, time.Since(begin))
+			assert.Equal(t, "time that the end took", tc.takes, time.Since(begin))
 			tc.sink.mu.Lock()
 			slices.Sort(tc.sink.received)
-			same(t, "sent", tc.want, tc.sink.received)
+			assert.Equal(t, "sent", tc.want, tc.sink.received)
 			tc.sink.mu.Unlock()
 			<-time.After(time.Minute) // until what was on its way has ended
 		})

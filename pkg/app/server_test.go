@@ -37,6 +37,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
@@ -51,11 +52,11 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			connection, err := net.Dial("tcp", server.Listener.Addr().String())
-			must(t, err)
+			assert.NoError(t, err)
 			defer connection.Close()
 			_ = connection.SetReadDeadline(time.Now().Add(30 * time.Second))
 			_, err = fmt.Fprintf(connection, "POST /healthz HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header)
-			must(t, err)
+			assert.NoError(t, err)
 			if _, err := io.ReadAll(connection); errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Error("the server keeps the connection open")
 			}
@@ -109,7 +110,7 @@ func TestServerWaitsForPermittedCallers(t *testing.T) {
 	})), -time.Second)) // the deadline has passed
 	defer server.Close()
 	resp, err := http.Post(server.URL, "text/plain", io.MultiReader(strings.NewReader("a"), strings.NewReader("b")))
-	must(t, err)
+	assert.NoError(t, err)
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "ab" || ended != nil {
 		t.Errorf("%q, error %v, context %v", body, err, ended)
@@ -129,7 +130,7 @@ func TestVerbosityRequestIsChecked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/debug/flags/v", strings.NewReader(tc.body)))
-			same(t, "code of "+w.Body.String(), tc.code, w.Code)
+			assert.Equal(t, "code of "+w.Body.String(), tc.code, w.Code)
 		})
 	}
 }
@@ -142,14 +143,14 @@ func TestVerbosityHighestShowsNoSecret(t *testing.T) {
 	}))
 	defer server.Close()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-	must(t, err)
+	assert.NoError(t, err)
 	secret := &corev1.Secret{StringData: map[string]string{"written": "opensesame"}}
 	for level, logged := range map[int]bool{maxVerbosity: false, maxVerbosity + 1: true} {
 		var log bytes.Buffer
 		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(level), textlogger.Output(&log)))
 		ctx := klog.NewContext(t.Context(), logger)
 		_, err := client.CoreV1().Secrets("shop").Create(ctx, secret, metav1.CreateOptions{})
-		must(t, err)
+		assert.NoError(t, err)
 		if got := strings.Contains(log.String(), "opensesame"); got != logged {
 			t.Errorf("level %d logs the value: %t, want %t:\n%s", level, got, logged, log.String())
 		}
@@ -160,7 +161,7 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
 	config := reviewConfig(process, "authorization")
 	client, err := process.typed(config)
-	must(t, err)
+	assert.NoError(t, err)
 	limiter := client.AuthenticationV1().RESTClient().GetRateLimiter()
 	if limiter == nil || limiter.QPS() != 200 || config.Burst != 400 {
 		t.Errorf("limiter %v, burst %d", limiter, config.Burst)
@@ -182,9 +183,9 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	o.Authentication.SkipLookup = true
 	o.Client.Master = gone.URL
 	connection, err := newConnection(o.Client)
-	must(t, err)
+	assert.NoError(t, err)
 	auth, err := newReviewer(o, connection)
-	must(t, err)
+	assert.NoError(t, err)
 	for name, tc := range map[string]struct {
 		token string
 		code  int
@@ -229,7 +230,7 @@ func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 	o := &Options{Secure: SecureConfig{BindAddress: address.IP, BindPort: address.Port}}
 	own := witness.New(address.AddrPort(), "leader_1")
 	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil, own)
-	must(t, err)
+	assert.NoError(t, err)
 	insecure := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	client := &http.Client{Transport: insecure, Timeout: time.Minute}
 	go func() {
@@ -239,7 +240,7 @@ func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 	}()
 	<-reviewing
 	watched, err := client.Get("https://" + address.String() + witness.Path + "?leader_1") // without credentials
-	must(t, err)
+	assert.NoError(t, err)
 	defer watched.Body.Close()
 	s.stop()
 	if beats, err := io.ReadAll(watched.Body); err != nil || watched.StatusCode != http.StatusOK {
@@ -256,10 +257,10 @@ func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 func writeCert(t *testing.T, dir, host string) (cert, key string) {
 	t.Helper()
 	certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKey(host, nil, nil)
-	must(t, err)
+	assert.NoError(t, err)
 	cert, key = filepath.Join(dir, host+".crt"), filepath.Join(dir, host+".key")
 	for path, content := range map[string][]byte{cert: certPEM, key: keyPEM} {
-		must(t, os.WriteFile(path, content, 0o600))
+		assert.NoError(t, os.WriteFile(path, content, 0o600))
 	}
 	return cert, key
 }
@@ -268,8 +269,8 @@ func writeCert(t *testing.T, dir, host string) (cert, key string) {
 func freeAddress(t *testing.T) *net.TCPAddr {
 	t.Helper()
 	port, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	must(t, port.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, port.Close())
 	return port.Addr().(*net.TCPAddr)
 }
 
@@ -295,7 +296,7 @@ func TestSecurePortUsesTheConfiguredTLS(t *testing.T) {
 			tc.config.BindAddress, tc.config.BindPort = address.IP, address.Port
 			everything := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &reviewer{}, everything, nil, nil)
-			must(t, err)
+			assert.NoError(t, err)
 			defer s.stop()
 
 			client := cmp.Or(tc.client, &tls.Config{})
@@ -307,11 +308,11 @@ func TestSecurePortUsesTheConfiguredTLS(t *testing.T) {
 				}
 				return
 			}
-			must(t, err)
+			assert.NoError(t, err)
 			defer func() { _ = conn.Close() }()
 			state := conn.ConnectionState()
-			must(t, state.PeerCertificates[0].VerifyHostname("localhost"))
-			same(t, "protocol", "h2", state.NegotiatedProtocol)
+			assert.NoError(t, state.PeerCertificates[0].VerifyHostname("localhost"))
+			assert.Equal(t, "protocol", "h2", state.NegotiatedProtocol)
 		})
 	}
 }
@@ -341,15 +342,15 @@ func TestCertificateMistakesAreErrors(t *testing.T) {
 func TestServersFreeTheirPortsWhenTheyStop(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	o := &Options{Secure: SecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), BindPort: taken.Addr().(*net.TCPAddr).Port}}
 	if _, err := startServers(ctx, o, testHealth(), &reviewer{}, http.NotFoundHandler(), nil, nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
 		t.Errorf("a port that is taken: %v, want an error about --secure-port", err)
 	}
-	must(t, taken.Close())
+	assert.NoError(t, taken.Close())
 	for range 2 {
 		s, err := startServers(ctx, o, testHealth(), &reviewer{}, http.NotFoundHandler(), nil, nil)
-		must(t, err)
+		assert.NoError(t, err)
 		s.stop()
 	}
 }
