@@ -175,6 +175,7 @@ func TestEventsThatWaitForAFunctionThatHangsAreMerged(t *testing.T) {
 				delete(state, key)
 			}
 		})
+		synctest.Wait() // until the first event is taken
 		write := func(n int) {
 			brief := named(fmt.Sprint("brief-", n), "")
 			must(t, errors.Join(f.Update(named(fmt.Sprint("few-", n%5), strconv.Itoa(n))), f.Add(brief), f.Delete(brief)))
