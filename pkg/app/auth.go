@@ -69,7 +69,7 @@ type reviewer struct {
 	headers *headerrequest.RequestHeaderAuthRequestController
 }
 
-func newReviewer(o *Options, c connection) (*reviewer, error) {
+func newReviewer(o *Options, c clientConfigs) (*reviewer, error) {
 	client, err := c.typed(reviewConfig(c, "authentication"))
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func newReviewer(o *Options, c connection) (*reviewer, error) {
 }
 
 // reviewConfig returns the configuration of a client that asks about callers of the secure port.
-func reviewConfig(c connection, name string) *rest.Config {
+func reviewConfig(c clientConfigs, name string) *rest.Config {
 	config := c.named(name)
 	// A person or a scraper waits for each review, so reviews do not share the limit of other requests.
 	// Every caller of the port causes reviews, so reviews have a limit of their own, kube-apiserver's.

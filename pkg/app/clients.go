@@ -26,19 +26,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// connection is how this process reaches the API server. Its clients do what every replica does:
-// read, elect, record Events.
-type connection struct {
+// clientConfigs makes the configurations of this process's clients of the API server. Its own clients do what
+// every replica does: read, elect, record Events.
+type clientConfigs struct {
 	base *rest.Config
 	// contentType is --kube-api-content-type. It applies to clients of built-in types only; others
 	// speak JSON.
 	contentType string
 }
 
-func newConnection(o ClientConfig) (connection, error) {
+func newClientConfigs(o ClientConfig) (clientConfigs, error) {
 	base, err := baseConfig(o)
 	if err != nil {
-		return connection{}, err
+		return clientConfigs{}, err
 	}
 	base.ContentType = runtime.ContentTypeJSON
 	base.QPS = -1
@@ -46,7 +46,7 @@ func newConnection(o ClientConfig) (connection, error) {
 		// The copies of base share this limiter, so that the limit is per process.
 		base.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.QPS, int(o.Burst))
 	}
-	return connection{base, o.ContentType}, nil
+	return clientConfigs{base, o.ContentType}, nil
 }
 
 func baseConfig(c ClientConfig) (*rest.Config, error) {
@@ -69,12 +69,12 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 
 // named returns the configuration with a user agent of its own, which the audit log and the API
 // server's metrics show.
-func (c connection) named(name string) *rest.Config {
+func (c clientConfigs) named(name string) *rest.Config {
 	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
 }
 
 // builtIn returns a copy of config for a client of built-in types only.
-func (c connection) builtIn(config *rest.Config) *rest.Config {
+func (c clientConfigs) builtIn(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.ContentType = c.contentType
 	config.AcceptContentTypes = c.contentType + "," + runtime.ContentTypeJSON
@@ -82,43 +82,43 @@ func (c connection) builtIn(config *rest.Config) *rest.Config {
 }
 
 // typed returns a client of the built-in types.
-func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
+func (c clientConfigs) typed(config *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(c.builtIn(config))
 }
 
-// clientMaker makes the clients of controllers. No other client writes for them, and every write passes the
+// clientFactory makes the clients of controllers. No other client writes for them, and every write passes the
 // fence.
-type clientMaker struct {
-	connection
+type clientFactory struct {
+	clientConfigs
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
-	kinds  *kinds
+	mapper *kindMapper
 }
 
-func newClientMaker(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clientMaker, error) {
-	made := &clientMaker{connection: c, fence: fence}
+func newClientFactory(o *Options, c clientConfigs, fence func(http.RoundTripper) http.RoundTripper) (*clientFactory, error) {
+	f := &clientFactory{clientConfigs: c, fence: fence}
 	var err error
-	if made.kinds, err = newKinds(c.named("discovery")); err != nil {
+	if f.mapper, err = newKindMapper(c.named("discovery")); err != nil {
 		return nil, err
 	}
 	if o.Generic.DryRun {
-		if made.dryRun, err = newDryRun(c); err != nil {
+		if f.dryRun, err = newDryRun(c); err != nil {
 			return nil, fmt.Errorf("--dry-run: %w", err)
 		}
-		made.contentType = runtime.ContentTypeJSON // see deleteOptions
+		f.contentType = runtime.ContentTypeJSON // see deleteOptions
 	}
-	return made, nil
+	return f, nil
 }
 
 // forController returns the configuration of a controller's clients: each write passes the fence and, with
 // --dry-run, is a dry run.
-func (c *clientMaker) forController(name string) *rest.Config {
-	config := c.named(name)
+func (f *clientFactory) forController(name string) *rest.Config {
+	config := f.named(name)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is sent.
 	config.Wrap(withoutLongWaits)
-	config.Wrap(c.fence)
-	if c.dryRun != nil {
-		config.Wrap(c.dryRun.wrap)
+	config.Wrap(f.fence)
+	if f.dryRun != nil {
+		config.Wrap(f.dryRun.wrap)
 	}
 	return config
 }

@@ -182,11 +182,11 @@ func TestClientsShareOneLimit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
-			connection, err := newConnection(o.Client)
+			configs, err := newClientConfigs(o.Client)
 			assert.NoError(t, err)
-			clients, err := newClientMaker(o, connection, open)
+			clients, err := newClientFactory(o, configs, open)
 			assert.NoError(t, err)
-			limiter := connection.base.RateLimiter
+			limiter := configs.base.RateLimiter
 			if (limiter != nil) != tc.limited {
 				t.Fatalf("limiter %v", limiter)
 			}
@@ -196,14 +196,14 @@ func TestClientsShareOneLimit(t *testing.T) {
 				"a controller":         clients.forController("one").RateLimiter,
 				"another":              clients.forController("two").RateLimiter,
 				"a controller's typed": one.CoreV1().RESTClient().GetRateLimiter(),
-				"the cache":            connection.builtIn(connection.named("informers")).RateLimiter,
-				"Events":               connection.named("events").RateLimiter,
+				"the cache":            configs.builtIn(configs.named("informers")).RateLimiter,
+				"Events":               configs.named("events").RateLimiter,
 			} {
 				if got != limiter {
 					t.Errorf("%s: limiter %v, want the process's, %v", what, got, limiter)
 				}
 			}
-			if elector := election.ClientConfig(connection.base); elector.RateLimiter != nil || elector.QPS <= 0 {
+			if elector := election.ClientConfig(configs.base); elector.RateLimiter != nil || elector.QPS <= 0 {
 				t.Error("the elector's limit is not its own")
 			}
 		})
@@ -221,13 +221,13 @@ func TestOnlyTypedClientsUseTheContentType(t *testing.T) {
 	for _, contentType := range []string{"application/vnd.kubernetes.protobuf", "application/json"} {
 		var config ClientConfig
 		config.Master, config.ContentType = server.URL, contentType
-		connection, err := newConnection(config)
+		configs, err := newClientConfigs(config)
 		assert.NoError(t, err)
-		typed, err := connection.typed(connection.named("typed"))
+		typed, err := configs.typed(configs.named("typed"))
 		assert.NoError(t, err)
-		others, err := kubernetes.NewForConfig(connection.named("others"))
+		others, err := kubernetes.NewForConfig(configs.named("others"))
 		assert.NoError(t, err)
-		dry, err := newClientMaker(&Options{Generic: GenericConfig{DryRun: true}}, connection, nil)
+		dry, err := newClientFactory(&Options{Generic: GenericConfig{DryRun: true}}, configs, nil)
 		if err != nil || dry.contentType != "application/json" {
 			t.Errorf("under --dry-run, which reads what is sent, clients speak %v, error %v", dry, err)
 		}
@@ -291,7 +291,7 @@ func TestWebhookHoldsUpAWorkerForTenSeconds(t *testing.T) {
 				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
 			})
 			through := func(next http.RoundTripper) http.RoundTripper { return next }
-			all := &clientMaker{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
+			all := &clientFactory{clientConfigs: clientConfigs{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
 			client, err := kubernetes.NewForConfig(all.forController("x"))
 			assert.NoError(t, err)
 			begun := time.Now()
@@ -363,7 +363,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			server := &discoveryServer{answers: map[string]string{path: tc.answer, "/api": "404", "/apis": someGroups}}
-			m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
+			m, err := newKindMapper(&rest.Config{Host: "http://api", Transport: server})
 			assert.NoError(t, err)
 			waits, giveUp := context.WithCancel(t.Context())
 			gaveUp := make(chan error, 1)

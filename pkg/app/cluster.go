@@ -45,16 +45,16 @@ type openClusters struct {
 
 // otherCluster is another cluster that a controller has open.
 type otherCluster struct {
-	of        *openClusters
-	name      string
-	cache     *informers.ClusterCache
-	events    *eventSender
-	transport http.RoundTripper
-	life      context.Context // ends when the cluster is closed
-	end       context.CancelFunc
-	running   sync.WaitGroup
-	loops     []*runningLoop // guarded by of.mu
-	release   func()         // calls free; a second call does nothing
+	openClusters *openClusters
+	name         string
+	cache        *informers.ClusterCache
+	events       *eventSender
+	transport    http.RoundTripper
+	life         context.Context // ends when the cluster is closed
+	end          context.CancelFunc
+	running      sync.WaitGroup
+	loops        []*runningLoop // guarded by openClusters.mu
+	release      func()         // calls free; a second call does nothing
 }
 
 // runningLoop is a loop of another cluster that Go runs.
@@ -72,8 +72,8 @@ func (o *openClusters) list() []*otherCluster {
 
 // runningLoops returns the loops of the cluster.
 func (c *otherCluster) runningLoops() []*runningLoop {
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
+	c.openClusters.mu.Lock()
+	defer c.openClusters.mu.Unlock()
 	return slices.Clone(c.loops)
 }
 
@@ -84,7 +84,7 @@ func (o *openClusters) addStatus(s *controllers.Status) {
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
 			one := l.Status()
-			l.restarts.saw(one.Phase)
+			l.restarts.recordPhase(one.Phase)
 			one.InFlight = slices.Clone(one.InFlight)
 			for i := range one.InFlight {
 				one.InFlight[i].Key += " in cluster " + c.name
@@ -121,7 +121,7 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 		return fail(errors.New(problems[0]))
 	}
-	if err := checkOtherCluster(config, p.connection.base); err != nil {
+	if err := checkOtherCluster(config, p.clientConfigs.base); err != nil {
 		return fail(err)
 	}
 	o.mu.Lock()
@@ -136,19 +136,19 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 	writeConfig := rest.CopyConfig(readConfig)
 	writeConfig.Timeout = config.Timeout // the cache has no timeout, which would end its watches
 	if p.clients.dryRun != nil {
-		dryRun, err := newDryRun(connection{base: readConfig})
+		dryRun, err := newDryRun(clientConfigs{base: readConfig})
 		if err != nil {
 			return fail(err)
 		}
 		writeConfig.Wrap(dryRun.wrap)
 	}
-	c := connection{readConfig, p.connection.contentType}
-	kinds, kindsErr := newKinds(readConfig)
-	clients, clientsErr := p.clientsOf(controller, writeConfig, kinds)
+	c := clientConfigs{readConfig, p.clientConfigs.contentType}
+	mapper, mapperErr := newKindMapper(readConfig)
+	clients, clientsErr := p.clientsOf(controller, writeConfig, mapper)
 	eventsConfig := rest.AddUserAgent(rest.CopyConfig(writeConfig), "events")
 	eventsConfig.Timeout = eventTimeout
 	eventsClient, eventsErr := c.typed(eventsConfig)
-	if err := errors.Join(kindsErr, clientsErr, eventsErr); err != nil {
+	if err := errors.Join(mapperErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
 	cache, err := p.caches.AddCluster(
@@ -157,9 +157,9 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 		return fail(err)
 	}
 	life, end := context.WithCancel(context.Background())
-	events := sendTo(life, eventsClient.CoreV1(), p.scheme)
+	events := newEventSender(life, eventsClient.CoreV1(), p.scheme)
 	other := &otherCluster{
-		of: o, name: name, cache: cache, events: events, transport: readConfig.Transport, life: life, end: end}
+		openClusters: o, name: name, cache: cache, events: events, transport: readConfig.Transport, life: life, end: end}
 	other.release = sync.OnceFunc(other.free)
 	o.all = append(o.all, other)
 	return &controllers.Cluster{
@@ -176,7 +176,7 @@ func (c *otherCluster) Go(ctx context.Context, loop controllers.ClusterLoop) (st
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	unlink := context.AfterFunc(c.life, cancel)
 	ended := make(chan struct{})
-	c.of.mu.Lock() // close waits only for what Go has added before
+	c.openClusters.mu.Lock() // close waits only for what Go has added before
 	open := c.life.Err() == nil
 	if open {
 		l := &runningLoop{ClusterLoop: loop}
@@ -187,7 +187,7 @@ func (c *otherCluster) Go(ctx context.Context, loop controllers.ClusterLoop) (st
 			c.run(ctx, l)
 		})
 	}
-	c.of.mu.Unlock()
+	c.openClusters.mu.Unlock()
 	if !open {
 		loop.Close() // without the lock, since it may close another cluster
 		return func() {}
@@ -197,9 +197,9 @@ func (c *otherCluster) Go(ctx context.Context, loop controllers.ClusterLoop) (st
 
 // close implements Cluster.Close.
 func (c *otherCluster) close() {
-	c.of.mu.Lock()
+	c.openClusters.mu.Lock()
 	c.end()
-	c.of.mu.Unlock()
+	c.openClusters.mu.Unlock()
 	c.running.Wait()
 	c.release()
 }
@@ -210,14 +210,14 @@ func (c *otherCluster) free() {
 	c.events.stop(0)
 	c.cache.Shutdown()
 	utilnet.CloseIdleConnectionsFor(c.transport)
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	c.of.all = slices.DeleteFunc(c.of.all, func(other *otherCluster) bool { return other == c })
+	c.openClusters.mu.Lock()
+	defer c.openClusters.mu.Unlock()
+	c.openClusters.all = slices.DeleteFunc(c.openClusters.all, func(other *otherCluster) bool { return other == c })
 }
 
 // run runs a loop until ctx ends, and closes it.
 func (c *otherCluster) run(ctx context.Context, l *runningLoop) {
-	m, controller := c.of.process.loopMetrics, c.of.controller
+	m, controller := c.openClusters.process.loopMetrics, c.openClusters.controller
 	defer func() {
 		if stack, err := panics.Recover(func() error { l.Close(); return nil }); stack != nil {
 			m.Panicked(controller)
@@ -231,8 +231,8 @@ func (c *otherCluster) run(ctx context.Context, l *runningLoop) {
 		klog.Background().Error(err, "Loop of another cluster stopped unexpectedly, restarting",
 			"controller", controller, "cluster", c.name, "delay", restartDelay, "stack", string(stack))
 	})
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
+	c.openClusters.mu.Lock()
+	defer c.openClusters.mu.Unlock()
 	c.loops = slices.DeleteFunc(c.loops, func(other *runningLoop) bool { return other == l })
 }
 

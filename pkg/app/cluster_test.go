@@ -146,7 +146,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		loop := &scripted{runs: []func(context.Context) error{fails, func(context.Context) error { panic("a bug") }, untilTheEnd},
 			status: controllers.Status{Phase: controllers.PhaseDraining, InFlight: []controllers.InFlight{{Key: "shop/a"}}}}
 		one := &openClusters{process: p, controller: "one"}
-		far := &otherCluster{of: one, name: "far", cache: &informers.ClusterCache{}, life: ctx, end: end, release: func() {}}
+		far := &otherCluster{openClusters: one, name: "far", cache: &informers.ClusterCache{}, life: ctx, end: end, release: func() {}}
 		one.all = []*otherCluster{far}
 		far.Go(t.Context(), loop)
 		<-time.After(time.Minute)
@@ -288,7 +288,7 @@ func (d *dryRun) send(t *testing.T, r *http.Request, reason string) (sent *http.
 func newTestDryRun(t *testing.T) *dryRun {
 	t.Helper()
 	const services = "/clusters/c/apis/apiregistration.k8s.io/v1/apiservices/"
-	d, err := newDryRun(connection{base: &rest.Config{Host: "http://api/clusters/c", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+	d, err := newDryRun(clientConfigs{base: &rest.Config{Host: "http://api/clusters/c", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 		w := httptest.NewRecorder()
 		switch r.URL.Path {
 		case services + "v1.custom.example.com":

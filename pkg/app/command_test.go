@@ -353,7 +353,7 @@ func allControllers(t *testing.T) *process {
 	assert.NoError(t, err)
 
 	// The libraries register their metrics with the first request.
-	client, err := p.connection.typed(p.connection.named("test"))
+	client, err := p.clientConfigs.typed(p.clientConfigs.named("test"))
 	assert.NoError(t, err)
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
 	assert.NoError(t, err)

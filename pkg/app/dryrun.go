@@ -37,7 +37,7 @@ type dryRun struct {
 	apiServices rest.Interface
 }
 
-func newDryRun(c connection) (*dryRun, error) {
+func newDryRun(c clientConfigs) (*dryRun, error) {
 	base, _, err := rest.DefaultServerUrlFor(c.base)
 	if err != nil {
 		return nil, err

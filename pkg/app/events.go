@@ -47,20 +47,21 @@ type eventQueue struct {
 	flush       func()
 }
 
-func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*eventSender, error) {
+func startEvents(ctx context.Context, c clientConfigs, scheme *runtime.Scheme) (*eventSender, error) {
 	client, err := c.typed(c.named("events"))
 	if err != nil {
 		return nil, err
 	}
-	return sendTo(ctx, client.CoreV1(), scheme), nil
+	return newEventSender(ctx, client.CoreV1(), scheme), nil
 }
 
-// sendTo returns a sender that sends through a client until ctx ends.
-func sendTo(ctx context.Context, client typedcorev1.EventsGetter, scheme *runtime.Scheme) *eventSender {
-	return recordTo(ctx, &typedcorev1.EventSinkImpl{Interface: client.Events("")}, scheme)
+// newEventSender returns a sender that sends through a client until ctx ends.
+func newEventSender(ctx context.Context, client typedcorev1.EventsGetter, scheme *runtime.Scheme) *eventSender {
+	return newEventSenderFor(ctx, &typedcorev1.EventSinkImpl{Interface: client.Events("")}, scheme)
 }
 
-func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *eventSender {
+// newEventSenderFor returns a sender that sends to a sink until ctx ends.
+func newEventSenderFor(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *eventSender {
 	return &eventSender{scheme: scheme, sink: sink, newBroadcaster: func() record.EventBroadcaster {
 		return record.NewBroadcaster(
 			record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: eventObjects}))

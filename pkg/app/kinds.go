@@ -29,38 +29,38 @@ const (
 	maxVersions = 1000
 )
 
-// kinds finds the resources of kinds. Each request is for one version of one API group, so that neither an
-// unknown version nor an aggregated API that is down delays requests for others.
-type kinds struct {
+// kindMapper finds the resources of kinds. Each request is for one version of one API group, so that neither
+// an unknown version nor an aggregated API that is down delays requests for others.
+type kindMapper struct {
 	discovery *served.Discovery
-	versions  *lru.Cache // of discovered, by GroupVersion
-	asking    singleflight.Group
+	versions  *lru.Cache         // of versionResources, by GroupVersion
+	requests  singleflight.Group // by GroupVersion
 }
 
-// discovered is the API server's answer about the resources of a version, and its time.
-type discovered struct {
+// versionResources is the API server's answer about the resources of a version, and its time.
+type versionResources struct {
 	at        time.Time
 	resources map[string]*meta.RESTMapping
 }
 
-func newKinds(config *rest.Config) (*kinds, error) {
+func newKindMapper(config *rest.Config) (*kindMapper, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return &kinds{discovery: served.New(client), versions: lru.New(maxVersions)}, nil
+	return &kindMapper{discovery: served.New(client), versions: lru.New(maxVersions)}, nil
 }
 
 // mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL at
 // most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at once;
 // every knownKindTTL, the API server is asked in the background; if that fails, the next call asks again.
-func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
+func (k *kindMapper) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
-	d, _ := known.(discovered)
+	d, _ := known.(versionResources)
 	age, found := time.Since(d.at), d.resources[kind.Kind]
 	if found == nil && age >= unknownKindTTL || age >= knownKindTTL {
-		answered := k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) })
+		answered := k.requests.DoChan(version.String(), func() (any, error) { return k.ask(version) })
 		if found != nil {
 			return found, nil
 		}
@@ -69,7 +69,7 @@ func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*met
 			if answer.Err != nil {
 				return nil, fmt.Errorf("find the resource of %s: %w", kind, answer.Err)
 			}
-			found = answer.Val.(discovered).resources[kind.Kind]
+			found = answer.Val.(versionResources).resources[kind.Kind]
 		case <-ctx.Done():
 			return nil, fmt.Errorf("find the resource of %s: %w", kind, context.Cause(ctx))
 		}
@@ -82,12 +82,12 @@ func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*met
 
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the caller
 // gives up, since other callers may wait for the same answer.
-func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
+func (k *kindMapper) ask(version schema.GroupVersion) (versionResources, error) {
 	resources, err := k.discovery.Resources(context.Background(), version)
 	if err != nil {
-		return discovered{}, err
+		return versionResources{}, err
 	}
-	d := discovered{at: time.Now(), resources: map[string]*meta.RESTMapping{}}
+	d := versionResources{at: time.Now(), resources: map[string]*meta.RESTMapping{}}
 	for _, r := range resources {
 		if d.resources[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
 			continue

@@ -31,7 +31,7 @@ func newIdentity(pod string) (string, error) {
 // newLock returns the lock of this replica on the Lease, with the fence in the API server if this
 // installation uses it.
 func newLock(
-	o *Options, c connection, e *eventSender, registry metrics.KubeRegistry, identity string, w *witness.Witness,
+	o *Options, c clientConfigs, e *eventSender, registry metrics.KubeRegistry, identity string, w *witness.Witness,
 ) (*election.Lock, error) {
 	config := election.ClientConfig(c.base)
 	client, err := c.typed(config)

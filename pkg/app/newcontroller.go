@@ -39,7 +39,7 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 	clusters := &openClusters{process: p, controller: entry.Name}
 	h := newHosted(entry.Name, p.cache, clusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
 	h.everyReplica = entry.EveryReplica
-	clients, err := p.clientsOf(entry.Name, p.clients.forController(entry.Name), p.clients.kinds)
+	clients, err := p.clientsOf(entry.Name, p.clients.forController(entry.Name), p.clients.mapper)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func recovered(controller, function string, f func() error) (err error) {
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.
-func (p *process) clientsOf(controller string, config *rest.Config, kinds *kinds) (controllers.Clients, error) {
+func (p *process) clientsOf(controller string, config *rest.Config, mapper *kindMapper) (controllers.Clients, error) {
 	shared, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return controllers.Clients{}, err
@@ -113,7 +113,7 @@ func (p *process) clientsOf(controller string, config *rest.Config, kinds *kinds
 	dynamicClient, dynamicErr := dynamic.NewForConfigAndClient(config, shared)
 	metadataClient, metadataErr := metadata.NewForConfigAndClient(config, shared)
 	return controllers.Clients{
-		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: kinds.mapping,
+		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: mapper.mapping,
 		RESTConfig: config, Scheme: p.scheme, FieldManager: controller,
 	}, errors.Join(clientErr, dynamicErr, metadataErr)
 }

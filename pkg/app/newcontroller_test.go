@@ -387,7 +387,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		assert.NoError(t, err)
 		h.cache.Start(t.Context())
 		closed, drained := 0, false
-		far := &otherCluster{of: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
+		far := &otherCluster{openClusters: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
 		h.clusters.all = []*otherCluster{far}
 		const closing = healthyRun + time.Minute
 		far.running.Go(func() { <-time.After(closing) })
@@ -563,7 +563,7 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			scheme, err := NewScheme(nil)
 			assert.NoError(t, err)
-			e := recordTo(t.Context(), tc.sink, scheme)
+			e := newEventSenderFor(t.Context(), tc.sink, scheme)
 			recorders := []record.EventRecorder{e.recorder("one"), e.recorder("two")} // neither waits for the other
 			for i := range tc.count {
 				recorders[i%2].Event(&corev1.ConfigMap{}, corev1.EventTypeNormal, fmt.Sprintf("R%d", i), "")

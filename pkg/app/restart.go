@@ -95,8 +95,8 @@ func (r *restarts) end(err error) {
 	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: time.Now()}
 }
 
-// saw records the phase that a status shows.
-func (r *restarts) saw(phase controllers.Phase) {
+// recordPhase records the phase that a status shows.
+func (r *restarts) recordPhase(phase controllers.Phase) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if phase != controllers.PhaseDraining {

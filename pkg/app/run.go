@@ -45,7 +45,7 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer servers.stop()
-	if err := waitForAPIServer(ctx, p.connection.named("startup")); ctx.Err() != nil {
+	if err := waitForAPIServer(ctx, p.clientConfigs.named("startup")); ctx.Err() != nil {
 		return nil // stopped before the API server was ready
 	} else if err != nil {
 		return err
@@ -59,19 +59,19 @@ func Run(ctx context.Context, o *Options) error {
 
 // process is what a replica consists of.
 type process struct {
-	options     *Options
-	connection  connection
-	scheme      *runtime.Scheme
-	events      *eventSender
-	witness     *witness.Witness // nil if standbys cannot see this process
-	lock        *election.Lock
-	clients     *clientMaker
-	caches      *informers.Caches
-	cache       *informers.ClusterCache // of the process's own cluster
-	controllers hostedControllers
-	reviewer    *reviewer // nil without a secure port
-	metrics     controllerMetrics
-	loopMetrics *loopmetrics.Metrics
+	options       *Options
+	clientConfigs clientConfigs
+	scheme        *runtime.Scheme
+	events        *eventSender
+	witness       *witness.Witness // nil if standbys cannot see this process
+	lock          *election.Lock
+	clients       *clientFactory
+	caches        *informers.Caches
+	cache         *informers.ClusterCache // of the process's own cluster
+	controllers   hostedControllers
+	reviewer      *reviewer // nil without a secure port
+	metrics       controllerMetrics
+	loopMetrics   *loopmetrics.Metrics
 }
 
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are
@@ -86,10 +86,10 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		options: o, scheme: required.cache.Scheme,
 		metrics: controllerMetrics{metrics.NewKubeRegistry(), registry}, loopMetrics: loopmetrics.New(registry),
 	}
-	if p.connection, err = newConnection(o.Client); err != nil {
+	if p.clientConfigs, err = newClientConfigs(o.Client); err != nil {
 		return nil, err
 	}
-	if p.events, err = startEvents(ctx, p.connection, p.scheme); err != nil {
+	if p.events, err = startEvents(ctx, p.clientConfigs, p.scheme); err != nil {
 		return nil, err
 	}
 	built := p // p is nil when build has failed
@@ -107,18 +107,18 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	p.witness = newWitness(o, identity)
-	if p.lock, err = newLock(o, p.connection, p.events, registry, identity, p.witness); err != nil {
+	if p.lock, err = newLock(o, p.clientConfigs, p.events, registry, identity, p.witness); err != nil {
 		return nil, err
 	}
-	if p.clients, err = newClientMaker(o, p.connection, p.lock.Fence); err != nil {
+	if p.clients, err = newClientFactory(o, p.clientConfigs, p.lock.Fence); err != nil {
 		return nil, err
 	}
-	readConfig := p.connection.named("informers")
+	readConfig := p.clientConfigs.named("informers")
 	readConfig.Wrap(withoutLongWaits) // a cache has its own back-off, and shows each failure
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	p.cache, err = p.caches.AddCluster(required.cache, p.connection.builtIn(readConfig), p.loopMetrics.Panicked)
+	p.cache, err = p.caches.AddCluster(required.cache, p.clientConfigs.builtIn(readConfig), p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	if o.Secure.BindPort != 0 {
-		p.reviewer, err = newReviewer(o, p.connection)
+		p.reviewer, err = newReviewer(o, p.clientConfigs)
 	}
 	return p, err
 }

@@ -158,7 +158,7 @@ func TestVerbosityHighestShowsNoSecret(t *testing.T) {
 }
 
 func TestReviewsHaveTheirOwnLimit(t *testing.T) {
-	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
+	process := clientConfigs{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
 	config := reviewConfig(process, "authorization")
 	client, err := process.typed(config)
 	assert.NoError(t, err)
@@ -182,9 +182,9 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	o := newOptions(t, With(builtin.Entries()...))
 	o.Authentication.SkipLookup = true
 	o.Client.Master = gone.URL
-	connection, err := newConnection(o.Client)
+	configs, err := newClientConfigs(o.Client)
 	assert.NoError(t, err)
-	auth, err := newReviewer(o, connection)
+	auth, err := newReviewer(o, configs)
 	assert.NoError(t, err)
 	for name, tc := range map[string]struct {
 		token string

@@ -97,7 +97,7 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
 			s = h.controller.Status()
-			h.restarts.saw(s.Phase)
+			h.restarts.recordPhase(s.Phase)
 			h.clusters.addStatus(&s)
 			return marshalDetails(&s)
 		})
