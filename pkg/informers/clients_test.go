@@ -30,8 +30,10 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/internal/served"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
 // newClusterCache starts a cache on real clients, and waits until it has synced.
@@ -39,9 +41,9 @@ func newClusterCache(t testing.TB, config *rest.Config, needs ...Need) (*Cluster
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
 	caches, err := NewCaches(reg)
-	must(t, err)
+	assert.NoError(t, err)
 	f, err := caches.AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: needs}, config, func(string) {})
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(f.Shutdown)
 	f.Start(t.Context())
 	for _, i := range f.informers {
@@ -64,16 +66,16 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	f, reg := newClusterCache(t, config, reloadNeed)
 	for range 2 {
 		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, func(string) {})
-		must(t, err)
+		assert.NoError(t, err)
 		names := other.ForController("names")
 		if _, err := panics.Recover(func() error { For[*Object](names, Secrets); return nil }); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
 			t.Errorf("error %v for what is declared nowhere", err)
 		}
 		followed, err := Follow[*Object](names, Need{Resource: Secrets})
-		must(t, err)
+		assert.NoError(t, err)
 		<-followed.Synced()
-		same(t, "list slots of the other clusters", 16, cap(followed.informer.feeds[0].listSlots))
-		must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+		assert.Equal(t, "list slots of the other clusters", 16, cap(followed.informer.feeds[0].listSlots))
+		assert.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge
 			quartermaster_informer_objects{cluster="",group="",resource="secrets"} 1
@@ -99,18 +101,18 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 	var clusters []*ClusterCache
 	for _, controller := range []string{"one", "two"} {
 		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, func(string) {})
-		must(t, err)
+		assert.NoError(t, err)
 		followed, err := Follow[*Object](cluster.ForController(controller), Need{Resource: Secrets})
-		must(t, err)
+		assert.NoError(t, err)
 		<-followed.Synced()
 		clusters = append(clusters, cluster)
 	}
 	counts := func() ResourceStatus { return *f.caches.sums()[seriesLabels{"c1", "", "secrets"}] }
-	same(t, "objects and lists of both", []int64{2, 2}, []int64{int64(counts().Objects), counts().Lists})
+	assert.Equal(t, "objects and lists of both", []int64{2, 2}, []int64{int64(counts().Objects), counts().Lists})
 	clusters[0].Shutdown()
-	same(t, "objects of one, and lists, which never sink", []int64{1, 2}, []int64{int64(counts().Objects), counts().Lists})
+	assert.Equal(t, "objects of one, and lists, which never sink", []int64{1, 2}, []int64{int64(counts().Objects), counts().Lists})
 	clusters[1].Shutdown()
-	same(t, "counts of a cluster that nobody has open", 0, len(f.caches.ended))
+	assert.Equal(t, "counts of a cluster that nobody has open", 0, len(f.caches.ended))
 }
 
 // connection is a connection to a server.
@@ -133,15 +135,15 @@ func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
 			return nil, r.Context().Err()
 		}, served.Timeout},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			start := time.Now()
 			clients, err := newReaders(&rest.Config{Host: "http://api", Transport: tc.server}, scheme.Scheme)
-			must(t, err)
+			assert.NoError(t, err)
 			_, err = clients.discovery.Version(t.Context(), Secrets.GroupResource())
 			if err == nil || apierrors.IsNotFound(err) {
 				t.Errorf("error %v, want one that does not say that the resource is absent", err)
 			}
-			same(t, "it took", tc.takes, time.Since(start))
+			assert.Equal(t, "it took", tc.takes, time.Since(start))
 		})
 	}
 }
@@ -165,13 +167,13 @@ func TestVersionIsAskedForOnce(t *testing.T) {
 		return w.Result(), nil
 	})}
 	clients, err := newReaders(config, scheme.Scheme)
-	must(t, err)
+	assert.NoError(t, err)
 	src, err := clients.sourceFor(mustPlan(t, Need{controller: "any", Resource: schema.GroupVersionResource{Group: "apps", Resource: "deployments"}}), "shop")
-	must(t, err)
+	assert.NoError(t, err)
 	for _, want := range []int{4, 5, 6} { // at first with /api, /apis and the version
 		_, err := src.list(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		same(t, "requests", want, asked)
+		assert.NoError(t, err)
+		assert.Equal(t, "requests", want, asked)
 	}
 }
 
@@ -185,7 +187,7 @@ func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 		registry.CustomMustRegister(f.caches)
 		f.Start(t.Context())
 		pass(time.Second)
-		must(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+		assert.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 			# HELP quartermaster_informer_last_activity_age_seconds [ALPHA] Seconds since the last event, bookmark or list. A healthy watch gets a bookmark about once a minute.
 			# TYPE quartermaster_informer_last_activity_age_seconds gauge
 			quartermaster_informer_last_activity_age_seconds{cluster="",group="",resource="secrets"} 1
@@ -196,11 +198,11 @@ func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 func TestStatusShowsTheNeed(t *testing.T) {
 	f, _ := newClusterCache(t, serve(t, newCluster(named("a", "1"), named("b", "1"))), reloadNeed)
 	got := f.caches.Status().Resources[0]
-	same(t, "the age is there", true, got.LastActivityAge != nil)
+	assert.Equal(t, "the age is there", true, got.LastActivityAge != nil)
 	got.LastActivityAge = nil
 	want := ResourceStatus{Version: "v1", Resource: "secrets", For: []string{"reload"}, Form: "content digest", FieldSelector: got.FieldSelector,
 		Synced: true, Objects: 2, ResourceVersion: "102", Lists: 1, Watches: 1}
-	same(t, "status", want, got)
+	assert.Equal(t, "status", want, got)
 }
 
 // ServeHTTP serves the Secrets in JSON. Clients that ask for metadata alone leave the rest out.
@@ -318,11 +320,11 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
 		w, err := Follow[*Object](f.ForController("ttl"), need)
-		must(t, err)
+		assert.NoError(t, err)
 		w.AddHandler(h.handle)
 		all = append(all, w)
 	}
-	same(t, "list slots of the own cluster", 2, cap(all[0].informer.feeds[0].listSlots))
+	assert.Equal(t, "list slots of the own cluster", 2, cap(all[0].informer.feeds[0].listSlots))
 	peak := 0
 	eventually(t, "all types to sync", func() bool {
 		peak = max(peak, resident()-before)

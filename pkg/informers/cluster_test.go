@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // cluster is an API server with one resource, Secrets. Its lists, watches and streamed lists have
@@ -252,10 +254,10 @@ func newTestCacheWith(t *testing.T, cfg CacheConfig, sources func(*plan, string)
 	t.Helper()
 	f := &ClusterCache{cfg: cfg, clients: readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
-	must(t, err)
+	assert.NoError(t, err)
 	for _, p := range plans {
 		i, err := f.buildInformer(p)
-		must(t, err)
+		assert.NoError(t, err)
 		for _, feed := range i.feeds {
 			feed.discover = func(context.Context) error { return notFound }
 		}

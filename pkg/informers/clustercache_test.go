@@ -12,29 +12,17 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// must ends the test if there is an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// inBubble runs a row of a table in a bubble of fake time.
-func inBubble(t *testing.T, name string, row func(t *testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
-}
 
 var reloadNeed = Need{controller: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: DigestOf(digestSHA1), History: true}
 
@@ -55,7 +43,7 @@ func cached(f *ClusterCache, name string) *Object { return f.informers[0].object
 func wantNames(t *testing.T, f *ClusterCache, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	same(t, "cached Secrets", want, names(f), cmpopts.EquateEmpty())
+	assert.Equal(t, "cached Secrets", want, names(f), cmpopts.EquateEmpty())
 }
 
 func secretsStatus(f *ClusterCache) ResourceStatus { return f.Status().Resources[0] }
@@ -111,7 +99,7 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 		c.noStreams = true
 		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
-		same(t, "objects in the cache", 2*pageSize+1, len(names(f)))
+		assert.Equal(t, "objects in the cache", 2*pageSize+1, len(names(f)))
 		c.breakWatches(true)
 		pass(2 * time.Minute)
 		for i, v := range c.requests {
@@ -120,7 +108,7 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 			}
 		}
 		s := secretsStatus(f)
-		same(t, "lists, relists and failures", []int64{2, 1, 0}, []int64{s.Lists, s.Relists, s.Failures})
+		assert.Equal(t, "lists, relists and failures", []int64{2, 1, 0}, []int64{s.Lists, s.Relists, s.Failures})
 	})
 }
 
@@ -128,26 +116,26 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestCache(t, c, reloadNeed)
-		same(t, "age before the start", nil, secretsStatus(f).LastActivityAge)
+		assert.Equal(t, "age before the start", nil, secretsStatus(f).LastActivityAge)
 		startSynced(t, f)
 		c.put(named("b", "1"))
 		pass(time.Minute)
 		c.bookmark()
 		pass(30 * time.Second)
 		s := secretsStatus(f)
-		same(t, "age of activity", 30*time.Second, s.LastActivityAge.Duration)
-		same(t, "resourceVersion, which is the bookmark's", "103", s.ResourceVersion)
+		assert.Equal(t, "age of activity", 30*time.Second, s.LastActivityAge.Duration)
+		assert.Equal(t, "resourceVersion, which is the bookmark's", "103", s.ResourceVersion)
 	})
 }
 
 func TestCacheNotStartedShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(), reloadNeed)
-		same(t, "ready without having been started", false, f.CheckSync(nil) == nil)
-		must(t, f.Problem("reload"))
+		assert.Equal(t, "ready without having been started", false, f.CheckSync(nil) == nil)
+		assert.NoError(t, f.Problem("reload"))
 		f.Shutdown()
 		f.Start(t.Context()) // after Shutdown: nothing
-		same(t, "synced after Shutdown", false, hasSynced(f, "reload"))
+		assert.Equal(t, "synced after Shutdown", false, hasSynced(f, "reload"))
 	})
 }
 
@@ -191,7 +179,7 @@ func (r *recorder) want(t testing.TB, want ...string) {
 	defer r.mu.Unlock()
 	slices.Sort(r.lines)
 	slices.Sort(want)
-	same(t, "calls of the handler", want, r.lines, cmpopts.EquateEmpty())
+	assert.Equal(t, "calls of the handler", want, r.lines, cmpopts.EquateEmpty())
 	r.lines = nil
 }
 
@@ -202,20 +190,20 @@ func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists c
 	need.Resource = Secrets
 	f.caches.ownSlots = lists
 	w, err := Follow[*Object](f.ForController(need.controller), need)
-	must(t, err)
+	assert.NoError(t, err)
 	w.AddHandler(handler)
 	return w
 }
 
 func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("plain", "1"), expiring("a", "1h"), expiring("b", "1h"))
 			c.noStreams = noStreams
 			f, h := newTestCache(t, c), &recorder{}
 			w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
 			h.want(t, "+a=1h", "+b=1h")
-			same(t, "synced, and objects", []any{true, 2}, []any{w.Status().Synced, w.Status().Objects})
+			assert.Equal(t, "synced, and objects", []any{true, 2}, []any{w.Status().Synced, w.Status().Objects})
 			c.put(named("plain", "2"))
 			c.put(named("new", "1"))
 			c.remove("shop/plain")
@@ -234,14 +222,14 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 			if o, ok := w.Get(cache.NewObjectName("shop", "c")); !ok || len(o.GetAnnotations()) != 1 {
 				t.Errorf("kept %v", o)
 			}
-			same(t, "all objects", "[shop/c]", fmt.Sprint(w.List("", nil)))
+			assert.Equal(t, "all objects", "[shop/c]", fmt.Sprint(w.List("", nil)))
 			requests := c.count()
 			w.Stop()
 			w.AddHandler(h.handle)
 			c.put(expiring("late", "1h"))
 			pass(time.Hour)
 			h.want(t)
-			same(t, "requests after Stop, and informers", []int{0, 0}, []int{c.count() - requests, len(f.followed)})
+			assert.Equal(t, "requests after Stop, and informers", []int{0, 0}, []int{c.count() - requests, len(f.followed)})
 		})
 	}
 }
@@ -262,24 +250,24 @@ func TestFollow(t *testing.T) {
 				t.Errorf("kept %v", o)
 			}
 			_, exists := w.Get(cache.NewObjectName("shop", "c"))
-			same(t, "has what is not there, and asks by labels", []bool{false, true}, []bool{exists, strings.Contains(c.requests[0], "labels=managed=true")})
-			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
+			assert.Equal(t, "has what is not there, and asks by labels", []bool{false, true}, []bool{exists, strings.Contains(c.requests[0], "labels=managed=true")})
+			assert.Equal(t, "form that it asks for", Metadata, w.plan.decodedAs)
 		},
 		"it returns the type of the need": func(t bubble, f *ClusterCache, _ *cluster, _ *recorder) {
 			need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
 			w, err := Follow[*corev1.Secret](f.ForController("sync"), need)
-			must(t, err)
+			assert.NoError(t, err)
 			<-w.Synced()
 			if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
 				t.Errorf("kept %v", s)
 			}
-			must(t, w.feeds[0].Update(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "c"}}))
-			same(t, "objects, without one of another kind", 2, len(w.List("", nil)))
+			assert.NoError(t, w.feeds[0].Update(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "c"}}))
+			assert.Equal(t, "objects, without one of another kind", 2, len(w.List("", nil)))
 			_, err = Follow[*corev1.ConfigMap](f.ForController("sync"), need)
 			if err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
 				t.Errorf("error %v for another type", err)
 			}
-			same(t, "number that is followed", 1, len(f.followed))
+			assert.Equal(t, "number that is followed", 1, len(f.followed))
 		},
 		"it ends with the Run that began it": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
 			followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {}) // by Entry.New
@@ -290,7 +278,7 @@ func TestFollow(t *testing.T) {
 			f.EndRun(ttlNeed.controller)
 			c.put(expiring("c", "1h"))
 			h.want(t)
-			same(t, "number that is followed", 2, len(f.followed))
+			assert.Equal(t, "number that is followed", 2, len(f.followed))
 		},
 		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
 			calls, ready := 0, make(chan struct{})
@@ -304,7 +292,7 @@ func TestFollow(t *testing.T) {
 			c.put(expiring("c", "1h"))
 			pass(time.Minute)
 			f.Shutdown()
-			same(t, "calls", 1, calls)
+			assert.Equal(t, "calls", 1, calls)
 		},
 		"lists wait for each other": func(t bubble, f *ClusterCache, slow *cluster, h *recorder) {
 			slow.endless = true
@@ -329,20 +317,12 @@ func TestFollow(t *testing.T) {
 			f.Start(t.Context())
 			h.want(t, "+b=1h")
 			wantProblem(t, f, ttlNeed.controller, "panics on 1 objects of secrets, one of them shop/a")
-			must(t, f.Problem("other"))
+			assert.NoError(t, f.Problem("other"))
 		},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 			run(bubble{t}, newTestCache(t, c), c, &recorder{})
 		})
-	}
-}
-
-// same compares what a test got with what it wants.
-func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

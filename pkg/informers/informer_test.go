@@ -25,6 +25,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
 // newFeed returns an informer, and its only feed, without a source.
@@ -113,11 +116,11 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 			i, f := newFeed(t, need)
 			put := f.Add
 			if tc.before != nil {
-				must(t, f.Add(tc.before))
+				assert.NoError(t, f.Add(tc.before))
 				put = f.Update
 			}
-			must(t, put(db("7", map[string]string{"k": "v"})))
-			same(t, "created at", tc.want, i.objects.get("shop/db").CreatedVersion())
+			assert.NoError(t, put(db("7", map[string]string{"k": "v"})))
+			assert.Equal(t, "created at", tc.want, i.objects.get("shop/db").CreatedVersion())
 		})
 	}
 }
@@ -149,12 +152,12 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		c.remove("shop/c")
 		pass(time.Minute)
 		want := []string{"+a=", "initial", "+b=", "~b=", "-a", "-b", "+c=", "-c"}
-		same(t, "calls of the other one", want, h.lines)
-		same(t, "calls of the slow one at first", nil, slow.lines)
+		assert.Equal(t, "calls of the other one", want, h.lines)
+		assert.Equal(t, "calls of the slow one at first", nil, slow.lines)
 		close(block)
 		synctest.Wait()
 		removed.want(t, "+a=")
-		same(t, "calls of the slow one", slices.Delete(want, 1, 2), slow.lines)
+		assert.Equal(t, "calls of the slow one", slices.Delete(want, 1, 2), slow.lines)
 	})
 }
 
@@ -162,7 +165,7 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 func TestEventsThatWaitForAFunctionThatHangsAreMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, f := newFeed(t, reloadNeed)
-		must(t, f.Replace([]any{named("gone-0", ""), named("gone-1", "")}, "1"))
+		assert.NoError(t, f.Replace([]any{named("gone-0", ""), named("gone-1", "")}, "1"))
 		goOn, gone, state := make(chan struct{}), 0, map[string]*Object{}
 		i.listen("reload", func(e event) {
 			<-goOn
@@ -178,14 +181,14 @@ func TestEventsThatWaitForAFunctionThatHangsAreMerged(t *testing.T) {
 		synctest.Wait() // until the first event is taken
 		write := func(n int) {
 			brief := named(fmt.Sprint("brief-", n), "")
-			must(t, errors.Join(f.Update(named(fmt.Sprint("few-", n%5), strconv.Itoa(n))), f.Add(brief), f.Delete(brief)))
+			assert.NoError(t, errors.Join(f.Update(named(fmt.Sprint("few-", n%5), strconv.Itoa(n))), f.Add(brief), f.Delete(brief)))
 		}
 		for n := range minMerge {
 			write(n)
 		}
-		same(t, "waiting events of a function that may be slow", 3*minMerge+1, len(i.listeners[0].events))
+		assert.Equal(t, "waiting events of a function that may be slow", 3*minMerge+1, len(i.listeners[0].events))
 		pass(stuckCall)
-		must(t, errors.Join(f.Delete(named("gone-0", "")), f.Delete(named("gone-1", ""))))
+		assert.NoError(t, errors.Join(f.Delete(named("gone-0", "")), f.Delete(named("gone-1", ""))))
 		for n := range 5 * minMerge {
 			write(n)
 			if waiting := len(i.listeners[0].events); waiting > minMerge {
@@ -194,17 +197,17 @@ func TestEventsThatWaitForAFunctionThatHangsAreMerged(t *testing.T) {
 		}
 		close(goOn)
 		synctest.Wait()
-		same(t, "events of two objects that were there", 4, gone)
-		same(t, "keys that the handler knows", i.objects.keys(), slices.Collect(maps.Keys(state)), cmpopts.SortSlices(strings.Compare))
+		assert.Equal(t, "events of two objects that were there", 4, gone)
+		assert.Equal(t, "keys that the handler knows", i.objects.keys(), slices.Collect(maps.Keys(state)), cmpopts.SortSlices(strings.Compare))
 		for _, o := range i.objects.list() {
-			same(t, "the handler knows the newest state of "+o.key(), true, o == state[o.key()])
+			assert.Equal(t, "the handler knows the newest state of "+o.key(), true, o == state[o.key()])
 		}
 	})
 }
 
 func TestShutdownDoesNotWaitForAFunctionThatHangs(t *testing.T) {
 	for function, want := range map[string]time.Duration{"listener": 0, "filter": shutdownTimeout} {
-		inBubble(t, function, func(t *testing.T) {
+		subtest.InBubble(t, function, func(t *testing.T) {
 			block, calls, c, need := make(chan struct{}), 0, newCluster(named("a", "1"), named("b", "1")), reloadNeed
 			hang := func(name string) {
 				if name == function {
@@ -259,7 +262,7 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 		"a list that works later":             {fail, work, true, []string{"b/x", "b/z"}, 1, ""},
 		"a list that hangs":                   {func(b *cluster) { b.endless = true }, nothing, true, nil, 0, "secrets in b not synced yet"},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			a, b, c := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"), in("b", "y", "1")), newCluster(in("c", "x", "1"))
 			for range 900 { // far ahead of a
 				b.bookmark()
@@ -269,14 +272,14 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
 			f.Start(t.Context())
 			pass(failingAfter)
-			must(t, f.CheckSync(nil))
+			assert.NoError(t, f.CheckSync(nil))
 			i, late := f.informers[0], &recorder{}
 			i.listen("reload", func(e event) {
 				if e.old == nil && !e.initial && e.new.GetName() == "x" {
 					late.add("%s", e.new.key())
 				}
 			})
-			same(t, "synced, and lacks a, b, and any that is not refused", []bool{true, false, tc.lacking, tc.lacking && !refused}, []bool{i.hasSynced(), i.Lacks("a"), i.Lacks("b"), i.Lacks("")})
+			assert.Equal(t, "synced, and lacks a, b, and any that is not refused", []bool{true, false, tc.lacking, tc.lacking && !refused}, []bool{i.hasSynced(), i.Lacks("a"), i.Lacks("b"), i.Lacks("")})
 			known := i.objects.get("b/x") != nil
 			tc.later(b)
 			a.put(in("a", "y", "1"))
@@ -286,7 +289,7 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 			pass(time.Hour)
 			wantNames(t, f, append([]string{"a/x", "a/y"}, tc.b...)...)
 			late.want(t, slices.DeleteFunc([]string{"b/x"}, func(string) bool { return known || tc.b == nil })...)
-			same(t, "lacks b in the end", tc.lacking && tc.b == nil, i.Lacks("b"))
+			assert.Equal(t, "lacks b in the end", tc.lacking && tc.b == nil, i.Lacks("b"))
 			if a.count() > 10 { // a watch ends after 5 to 10 minutes
 				t.Errorf("%d requests in a", a.count())
 			}
@@ -311,10 +314,10 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 		f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
 		f.Start(t.Context())
 		pass(5 * time.Minute)
-		same(t, "synced without a list", false, hasSynced(f, "reload"))
+		assert.Equal(t, "synced without a list", false, hasSynced(f, "reload"))
 		b.failWith(nil)
 		pass(time.Minute + 2*refusedAfter) // the longest back-off of b, after which a is asked again
-		same(t, "synced with one", true, hasSynced(f, "reload"))
+		assert.Equal(t, "synced with one", true, hasSynced(f, "reload"))
 	})
 }
 
@@ -331,7 +334,7 @@ func TestNamespaceRefusedForAMomentIsWaitedFor(t *testing.T) {
 		"after the API server was away, and still a moment later": {before: syscall.ECONNREFUSED, stays: true, want: []string{"a/x"}},
 		"as long as the other one":                                {both: true, want: []string{"a/x", "b/x"}},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			a, b := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"))
 			start, refusals := time.Now(), 0
 			failIf := func(isRefused func() bool) func(string) error {
@@ -385,7 +388,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		}},
 		"a listener": {register: func(f *ClusterCache) { f.informers[0].listen("bad", func(e event) { r.check(e.new) }) }},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			r.mended = false
 			need := tc.need
 			need.controller, need.Resource = "bad", Secrets
@@ -400,19 +403,19 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 
 			wantNames(t, f, "shop/bad", "shop/fine")
 			wantProblem(t, f, "bad", "shop/bad")
-			same(t, "the problem shows the value", false, strings.Contains(f.Problem("bad").Error(), "nobody"))
-			must(t, f.Problem("reload"))
-			same(t, "counted", []bool{true, false}, []bool{slices.Contains(counted, "bad"), slices.Contains(counted, "reload")})
+			assert.Equal(t, "the problem shows the value", false, strings.Contains(f.Problem("bad").Error(), "nobody"))
+			assert.NoError(t, f.Problem("reload"))
+			assert.Equal(t, "counted", []bool{true, false}, []bool{slices.Contains(counted, "bad"), slices.Contains(counted, "reload")})
 			r.mended = true
 			c.put(named("bad", "2"))
 			synctest.Wait()
-			must(t, f.Problem("bad"))
+			assert.NoError(t, f.Problem("bad"))
 		})
 	}
 }
 
 func TestPanicOfARemovedHandlerIsNobodysProblem(t *testing.T) {
-	inBubble(t, "removed", func(t *testing.T) {
+	subtest.InBubble(t, "removed", func(t *testing.T) {
 		c := newCluster(named("bad", "1"))
 		f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets})
 		calls := 0
@@ -428,8 +431,8 @@ func TestPanicOfARemovedHandlerIsNobodysProblem(t *testing.T) {
 		wantProblem(t, f, "bad", "shop/bad")
 		c.put(named("bad", "2"))
 		synctest.Wait()
-		must(t, f.Problem("bad"))
-		same(t, "calls", 2, calls)
+		assert.NoError(t, f.Problem("bad"))
+		assert.Equal(t, "calls", 2, calls)
 	})
 }
 
@@ -458,7 +461,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 	} {
 		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {
-			inBubble(t, name+" "+how, func(t *testing.T) {
+			subtest.InBubble(t, name+" "+how, func(t *testing.T) {
 				c := newCluster(named("bad", "1"), named("fine", "1"))
 				f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets})
 				use(f)
@@ -470,7 +473,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 				c.remove("shop/bad")
 				pass(time.Minute)
 				wantNames(t, f, "shop/fine")
-				must(t, f.Problem("bad"))
+				assert.NoError(t, f.Problem("bad"))
 			})
 		}
 	}
@@ -489,7 +492,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 		p.addMisfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}
 	p.contain("reload", "Digest", named("a", "1"), func() { panic("x") })
-	same(t, "panics that were logged, and misfits", []int{1, maxBad}, []int{logged, p.countMisfits()})
+	assert.Equal(t, "panics that were logged, and misfits", []int{1, maxBad}, []int{logged, p.countMisfits()})
 }
 
 func TestFunctionThatHangsIsAProblem(t *testing.T) {
@@ -498,11 +501,11 @@ func TestFunctionThatHangsIsAProblem(t *testing.T) {
 			p, goOn := newBadObjects("secrets", func(string) {}), make(chan struct{})
 			go p.contain("reload", function, named("a", "1"), func() { <-goOn })
 			pass(stuckCall)
-			same(t, "problem", function+" of reload has not returned for shop/a of secrets for 1m0s", fmt.Sprint(p.problem("reload")))
-			same(t, "problem of another controller", othersProblem, fmt.Sprint(p.problem("other")))
+			assert.Equal(t, "problem", function+" of reload has not returned for shop/a of secrets for 1m0s", fmt.Sprint(p.problem("reload")))
+			assert.Equal(t, "problem of another controller", othersProblem, fmt.Sprint(p.problem("other")))
 			close(goOn)
 			pass(0)
-			must(t, p.problem("reload"))
+			assert.NoError(t, p.problem("reload"))
 		})
 	}
 }
@@ -523,11 +526,11 @@ func TestDigestThatPanicsKeepsTheLastDigest(t *testing.T) {
 		successor.UID = "another"
 		c.put(successor)
 		synctest.Wait()
-		same(t, "digest of the successor", nil, cached(f, "bad").Digest("bad"))
+		assert.Equal(t, "digest of the successor", nil, cached(f, "bad").Digest("bad"))
 		c.breakWatches(true) // gone without an event
 		c.remove("shop/bad")
 		pass(time.Minute)
-		must(t, f.Problem("bad"))
+		assert.NoError(t, f.Problem("bad"))
 	})
 }
 
@@ -555,9 +558,9 @@ func testMisfit(t *testing.T, need Need, misfit func(metav1.ObjectMeta) any) {
 	}
 	check := func(misfits int, want ...string) {
 		t.Helper()
-		same(t, "cached", want, names(owner))
-		same(t, "misfits", misfits, i.bad.countMisfits())
-		same(t, "it is a problem of both", []bool{misfits > 0, misfits > 0}, []bool{owner.Problem("a") != nil, owner.Problem("b") != nil})
+		assert.Equal(t, "cached", want, names(owner))
+		assert.Equal(t, "misfits", misfits, i.bad.countMisfits())
+		assert.Equal(t, "it is a problem of both", []bool{misfits > 0, misfits > 0}, []bool{owner.Problem("a") != nil, owner.Problem("b") != nil})
 	}
 	fits := func(name string) any {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: "5"}}

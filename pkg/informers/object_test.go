@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
@@ -54,7 +55,7 @@ func contentOf(obj apiruntime.Object) []byte {
 func mustPlan(tb testing.TB, needs ...Need) *plan {
 	tb.Helper()
 	plans, err := newPlans(needs, scheme.Scheme, nil)
-	must(tb, err)
+	assert.NoError(tb, err)
 	if len(plans) != 1 {
 		tb.Fatalf("got %d plans", len(plans))
 	}
@@ -90,7 +91,7 @@ func secret(i, size int) *corev1.Secret {
 func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 	tb.Helper()
 	r, err := newInformer(p, func(string) {}).reduce(obj)
-	must(tb, err)
+	assert.NoError(tb, err)
 	return r.(*Object)
 }
 
@@ -107,7 +108,7 @@ func TestObjectOfASecretTakesAtMost260Bytes(t *testing.T) {
 	f := &feed{informer: i, state: newState("secrets")}
 	put := func() {
 		for n := range n {
-			must(t, i.put(f, secret(n, 1024), true))
+			assert.NoError(t, i.put(f, secret(n, 1024), true))
 		}
 	}
 	put()
@@ -170,7 +171,7 @@ func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := reduced(t, mustPlan(t, tc.needs...), &corev1.Secret{ObjectMeta: tc.object, Data: map[string][]byte{"value": []byte("v")}})
-			same(t, "entry", tc.want, describe(e))
+			assert.Equal(t, "entry", tc.want, describe(e))
 			again, err := newInformer(e.plan, func(string) {}).reduce(e)
 			if err != nil || again != any(e) {
 				t.Errorf("a reduced object was reduced again: %v, %v", again, err)
@@ -206,7 +207,7 @@ func describe(e *Object) map[string]any {
 
 func TestObjectRefusesChanges(t *testing.T) {
 	e := reduced(t, mustPlan(t, Need{controller: "a", Resource: Secrets}), secret(1, 10))
-	defer func() { same(t, "SetLabels panics", true, recover() != nil) }()
+	defer func() { assert.Equal(t, "SetLabels panics", true, recover() != nil) }()
 	e.SetLabels(nil)
 }
 
@@ -231,7 +232,7 @@ func TestIndexFollowsTheObjects(t *testing.T) {
 			slices.Sort(names)
 			got[value] = strings.Join(names, " ")
 		}
-		same(t, "objects by value", want, got)
+		assert.Equal(t, "objects by value", want, got)
 	}
 	check(map[string]string{"1": "a@12", "2": "a@12 b@23", "3": "b@23"})
 	put("a", 42)
@@ -240,8 +241,8 @@ func TestIndexFollowsTheObjects(t *testing.T) {
 	s.put("b", nil)
 	check(map[string]string{"4": "a@42", "2": "a@42"})
 	_, exists := s.byIndex("other", "2")
-	same(t, "an index that was not added exists, and b", []bool{false, false}, []bool{exists, s.get("b") != nil})
-	same(t, "keys and objects", "[a] [a]", fmt.Sprint(s.keys(), s.list()))
+	assert.Equal(t, "an index that was not added exists, and b", []bool{false, false}, []bool{exists, s.get("b") != nil})
+	assert.Equal(t, "keys and objects", "[a] [a]", fmt.Sprint(s.keys(), s.list()))
 }
 
 // TestSetHasWhatAMapHas fills a set and empties it again, several times, with changes in random order.
@@ -320,7 +321,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	with := func(n Need, of string, change func(*Need)) Need { n.controller = of; change(&n); return n }
 	custom := schema.GroupVersionResource{Group: "example.org", Version: "v1", Resource: "customs"}
 	types := apiruntime.NewScheme()
-	must(t, scheme.AddToScheme(types))
+	assert.NoError(t, scheme.AddToScheme(types))
 	types.AddKnownTypeWithName(custom.GroupVersion().WithKind("Custom"), &appsv1.Deployment{})
 	for name, tc := range map[string]struct {
 		needs []Need
@@ -351,12 +352,12 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			plans, err := newPlans(tc.needs, types, nil)
-			must(t, err)
+			assert.NoError(t, err)
 			var got []string
 			for _, p := range plans {
 				got = append(got, strings.Join(p.controllers(), " ")+": "+p.form()+" "+p.fieldSelector)
 			}
-			same(t, "plans", tc.want, got)
+			assert.Equal(t, "plans", tc.want, got)
 		})
 	}
 }
@@ -380,7 +381,7 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 			tc.need.controller, tc.need.Resource = "a", Secrets
 			f := newTestCache(t, newCluster(), tc.need, Need{controller: "b", Resource: Secrets, Fields: Labels})
 			informer := For[metav1.Object](f.ForController("a"), Secrets)
-			defer func() { same(t, "panics with", tc.want, recover()) }()
+			defer func() { assert.Equal(t, "panics with", tc.want, recover()) }()
 			informer.List("", tc.selector)
 		})
 	}
@@ -395,7 +396,7 @@ func TestTypedObjectIsTrimmed(t *testing.T) {
 	o := reduced(t, p, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, ManagedFields: []metav1.ManagedFieldsEntry{{}},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}, Labels: map[string]string{"l": "1"}}})
 	want := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, Annotations: map[string]string{"k": "v"}, Labels: map[string]string{"l": "1"}}}
-	same(t, "object", want, objectAs[*corev1.Namespace](o))
+	assert.Equal(t, "object", want, objectAs[*corev1.Namespace](o))
 	if len(o.GetFinalizers()) != 1 || o.GetGeneration() != 3 {
 		t.Errorf("finalizers %v, generation %d", o.GetFinalizers(), o.GetGeneration())
 	}
@@ -418,7 +419,7 @@ func TestDecoderKeepsAnObjectThatDoesNotFit(t *testing.T) {
 	serializer, _ := apiruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), apiruntime.ContentTypeJSON)
 	decoder := tolerant{codecs.WithoutConversion()}.DecoderToVersion(serializer.Serializer, appsv1.SchemeGroupVersion)
 	obj, _, err := tolerantDecoder{}.Decode([]byte(object("a", "1")), nil, nil) // it panics, since its Decoder is nil
-	same(t, "what a panic leaves", "*informers.misfit <nil>", fmt.Sprintf("%T %v", obj, err))
+	assert.Equal(t, "what a panic leaves", "*informers.misfit <nil>", fmt.Sprintf("%T %v", obj, err))
 	for name, tc := range map[string]struct {
 		in   string
 		want []string // name and type
@@ -459,7 +460,7 @@ func TestDecoderKeepsAnObjectThatDoesNotFit(t *testing.T) {
 			default:
 				err = add(obj)
 			}
-			same(t, fmt.Sprint("decoded, with the error ", err), tc.want, got)
+			assert.Equal(t, fmt.Sprint("decoded, with the error ", err), tc.want, got)
 		})
 	}
 }

@@ -21,6 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
 func TestFeedRetriesRefusals(t *testing.T) {
@@ -30,7 +33,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 		"connection refused": syscall.ECONNREFUSED,
 		"broken connection":  io.ErrUnexpectedEOF,
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			f := newTestCache(t, c, reloadNeed)
 			startSynced(t, f)
@@ -40,15 +43,15 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			c.failWith(func(string) error { return failure })
 			c.breakWatches(false)
 			pass(30 * time.Second)
-			must(t, f.Problem("reload"))
+			assert.NoError(t, f.Problem("reload"))
 			pass(10 * time.Minute)
 			wantNames(t, f, "shop/a")
 			if n := c.count() - before; n < 10 || n > 80 {
 				t.Errorf("%d requests in ten minutes", n)
 			}
 			wantProblem(t, f, "reload", "secrets")
-			must(t, f.CheckSync(nil))
-			same(t, "something was logged", true, f.informers[0].feeds[0].state.logged != "")
+			assert.NoError(t, f.CheckSync(nil))
+			assert.Equal(t, "something was logged", true, f.informers[0].feeds[0].state.logged != "")
 			s := secretsStatus(f)
 			if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
 				t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
@@ -58,14 +61,14 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			c.put(named("b", "1"))
 			pass(2 * time.Minute)
 			wantNames(t, f, "shop/a", "shop/b")
-			must(t, f.Problem("reload"))
+			assert.NoError(t, f.Problem("reload"))
 
 			c.failWith(func(string) error { return failure })
 			c.breakWatches(true)
 			pass(5 * time.Minute)
 			start := time.Now()
 			f.Shutdown()
-			same(t, "Shutdown took", 0, time.Since(start))
+			assert.Equal(t, "Shutdown took", 0, time.Since(start))
 		})
 	}
 }
@@ -85,11 +88,11 @@ func TestFailureIsLoggedOncePerReason(t *testing.T) {
 	}
 	s.recordWatch(ctx)
 	s.logFailure(ctx, forbidden)
-	same(t, "lines after it worked again", 5, len(logged))
+	assert.Equal(t, "lines after it worked again", 5, len(logged))
 }
 
 func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
-	inBubble(t, "429", func(t *testing.T) {
+	subtest.InBubble(t, "429", func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.failWith(func(string) error { return apierrors.NewTooManyRequests("later", 1) })
 		f := newTestCache(t, c, reloadNeed)
@@ -103,7 +106,7 @@ func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
 		c.failWith(nil)
 		pass(time.Minute)
 		wantNames(t, f, "shop/a")
-		must(t, f.Problem("reload"))
+		assert.NoError(t, f.Problem("reload"))
 	})
 }
 
@@ -121,7 +124,7 @@ func TestEndingWatchBacksOff(t *testing.T) {
 		"with an event, by paged lists":    {last: changed, noStreams: true},
 		"in the middle of a streamed list": {last: changed, endless: true},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.noStreams, c.endless, c.last = tc.noStreams, tc.endless, tc.last
 			f := newTestCache(t, c, reloadNeed)
@@ -130,7 +133,7 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 				t.Errorf("%d lists in ten minutes", n)
 			}
-			same(t, "problem while watches break", "each watch of secrets breaks early", fmt.Sprint(f.Problem("reload")))
+			assert.Equal(t, "problem while watches break", "each watch of secrets breaks early", fmt.Sprint(f.Problem("reload")))
 			c.mu.Lock()
 			c.endless, c.last = false, watch.Event{}
 			c.mu.Unlock()
@@ -138,9 +141,9 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			lists := secretsStatus(f).Lists
 			c.breakWatches(true) // that is a list, at once
 			pass(2 * time.Second)
-			same(t, "lists, one after a watch that could not be resumed", lists+1, secretsStatus(f).Lists)
+			assert.Equal(t, "lists, one after a watch that could not be resumed", lists+1, secretsStatus(f).Lists)
 			pass(time.Minute)
-			must(t, f.Problem("reload"))
+			assert.NoError(t, f.Problem("reload"))
 		})
 	}
 }
@@ -156,13 +159,13 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 		f.Start(t.Context())
 		pass(time.Minute)
 		s := secretsStatus(f)
-		same(t, "objects, lists and failures", []int64{pageSize + 1, 1, 0}, []int64{int64(s.Objects), s.Lists, s.Failures})
+		assert.Equal(t, "objects, lists and failures", []int64{pageSize + 1, 1, 0}, []int64{int64(s.Objects), s.Lists, s.Failures})
 	})
 }
 
 func TestStreamedListThatBreaksIsStreamedOnceMore(t *testing.T) {
 	for breaks, want := range map[int][]string{1: {"watch", "watch"}, 2: {"watch", "watch", "list", "watch"}} {
-		inBubble(t, fmt.Sprint(breaks), func(t *testing.T) {
+		subtest.InBubble(t, fmt.Sprint(breaks), func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.endless = true
 			f := newTestCache(t, c, reloadNeed)
@@ -174,7 +177,7 @@ func TestStreamedListThatBreaksIsStreamedOnceMore(t *testing.T) {
 			}
 			pass(5 * time.Minute)
 			wantNames(t, f, "shop/a")
-			same(t, "requests", want, verbs(c))
+			assert.Equal(t, "requests", want, verbs(c))
 		})
 	}
 }
@@ -201,7 +204,7 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 		"list and watch": {[]string{"list", "watch"}, "cannot list secrets: Forbidden\ncannot watch secrets: Forbidden", false},
 		"watch":          {[]string{"watch"}, "cannot watch secrets: Forbidden", true},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.failWith(func(verb string) error {
 				if slices.Contains(tc.verbs, verb) {
@@ -212,14 +215,14 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 			f := twoResources(t, c, newCluster())
 			f.Start(t.Context())
 			pass(3 * time.Minute)
-			must(t, f.Problem("other"))
-			same(t, "problem", tc.want, fmt.Sprint(f.Problem("reload")))
-			same(t, "synced", tc.synced, hasSynced(f, "reload"))
-			must(t, f.CheckSync(nil))
+			assert.NoError(t, f.Problem("other"))
+			assert.Equal(t, "problem", tc.want, fmt.Sprint(f.Problem("reload")))
+			assert.Equal(t, "synced", tc.synced, hasSynced(f, "reload"))
+			assert.NoError(t, f.CheckSync(nil))
 			c.failWith(nil)
 			pass(3 * time.Minute)
-			must(t, f.Problem("reload"))
-			same(t, "failure that counts as logged after the permission was granted", "", f.informers[0].feeds[0].state.logged)
+			assert.NoError(t, f.Problem("reload"))
+			assert.Equal(t, "failure that counts as logged after the permission was granted", "", f.informers[0].feeds[0].state.logged)
 		})
 	}
 }
@@ -241,7 +244,7 @@ func TestCacheKeepsItsObjectsWhenRequestsFail(t *testing.T) {
 		"an optional resource comes, whose conversion fails":           {conversion, true, true, 5 * time.Minute, "cannot list secrets: InternalError"},
 		"an optional resource comes in another version":                {notFound, true, true, 5 * time.Minute, "cannot list secrets: NotFound"},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c, need, want := newCluster(named("a", "1")), reloadNeed, []string{"shop/a"}
 			need.Optional = tc.optional
 			if tc.comes {
@@ -250,7 +253,7 @@ func TestCacheKeepsItsObjectsWhenRequestsFail(t *testing.T) {
 			}
 			f := newTestCache(t, c, need)
 			startSynced(t, f)
-			same(t, "absent at the start", tc.comes, secretsStatus(f).Absent)
+			assert.Equal(t, "absent at the start", tc.comes, secretsStatus(f).Absent)
 			feed := f.informers[0].feeds[0]
 			feed.discover = func(context.Context) error { return nil }
 			c.failWith(func(string) error { return tc.failure })
@@ -258,8 +261,8 @@ func TestCacheKeepsItsObjectsWhenRequestsFail(t *testing.T) {
 			pass(tc.after)
 			wantNames(t, f, want...)
 			wantProblem(t, f, "reload", tc.problem)
-			must(t, f.CheckSync(nil))
-			same(t, "it is absent, and the failure was logged", []bool{false, true}, []bool{secretsStatus(f).Absent, feed.state.logged != ""})
+			assert.NoError(t, f.CheckSync(nil))
+			assert.Equal(t, "it is absent, and the failure was logged", []bool{false, true}, []bool{secretsStatus(f).Absent, feed.state.logged != ""})
 		})
 	}
 }
@@ -274,7 +277,7 @@ func TestOptionalResourceThatIsBeingDefinedIsWaitedFor(t *testing.T) {
 		"it can be listed after a moment":     {time.Second, []string{"shop/a"}},
 		"it can be listed only after an hour": {time.Hour, nil},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c, start, need := newCluster(named("a", "1")), time.Now(), reloadNeed
 			c.failWith(func(string) error {
 				if time.Since(start) < tc.defined {
@@ -301,18 +304,18 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 		"a server that does not know who asks is waited for": {apierrors.NewUnauthorized("who"), false},
 		"a server that is away is waited for":                {syscall.ECONNREFUSED, false},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.failWith(func(string) error { return tc.failure })
 			f := newTestCache(t, c, reloadNeed)
 			f.Start(t.Context())
 			pass(time.Minute)
-			same(t, "ready", tc.want, f.CheckSync(nil) == nil)
+			assert.Equal(t, "ready", tc.want, f.CheckSync(nil) == nil)
 			wantProblem(t, f, "reload", "secrets")
 			c.failWith(nil)
 			pass(3 * time.Minute)
-			must(t, f.CheckSync(nil))
-			same(t, "synced after it works again", true, hasSynced(f, "reload"))
+			assert.NoError(t, f.CheckSync(nil))
+			assert.Equal(t, "synced after it works again", true, hasSynced(f, "reload"))
 		})
 	}
 }
@@ -326,12 +329,12 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 		f := twoResources(t, c, healthy)
 		f.Start(t.Context())
 		pass(10 * time.Minute)
-		same(t, "ready although nothing can be listed", false, f.CheckSync(nil) == nil)
+		assert.Equal(t, "ready although nothing can be listed", false, f.CheckSync(nil) == nil)
 		healthy.failWith(nil)
 		pass(2 * time.Minute)
-		must(t, f.CheckSync(nil))
+		assert.NoError(t, f.CheckSync(nil))
 		wantProblem(t, f, "reload", "secrets")
-		must(t, f.Problem("other"))
+		assert.NoError(t, f.Problem("other"))
 	})
 }
 
@@ -351,7 +354,7 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 		"a 403 is a problem at once":                       {err: apierrors.NewForbidden(schema.GroupResource{}, "", nil), problem: true},
 		"a resource that no server has is no problem":      {err: slow, after: time.Hour, absent: true, failsLong: true},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			s := newState("secrets")
 			s.recordList("1")
 			if tc.absent {
@@ -359,8 +362,8 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 			}
 			s.recordFailure("list", tc.err)
 			pass(tc.after)
-			same(t, "it is a problem", tc.problem, s.problem() != nil)
-			same(t, "it fails long", tc.failsLong, s.failsLong())
+			assert.Equal(t, "it is a problem", tc.problem, s.problem() != nil)
+			assert.Equal(t, "it fails long", tc.failsLong, s.failsLong())
 		})
 	}
 }

@@ -79,9 +79,7 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	var flags struct{ Flags map[string]any }
 	assert.NoError(t, json.Unmarshal(config, &flags))
 	for flag, want := range map[string]any{"v": 2.0, "config-reload-quiet-period": "100ms", "controllers": []any{"config-reload"}, "shutdown-timeout": "20s"} {
-		if diff := cmp.Diff(want, flags.Flags[flag]); diff != "" {
-			t.Errorf("/configz, %s:\n%s", flag, diff)
-		}
+		assert.Equal(t, "/configz, "+flag, want, flags.Flags[flag])
 	}
 
 	// The output of /configz and of --print-effective-config are files with the same result.

@@ -65,9 +65,7 @@ func TestLongReleaseIsReproducible(t *testing.T) {
 	for _, entry := range entries {
 		got = append(got, entry.Name())
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("dist/: -want +got:\n%s", diff)
-	}
+	assert.Equal(t, "dist/", want, got)
 
 	manager := extract(t, filepath.Join(first, "dist", base+"-linux-amd64.tar.gz"), "manager")
 	for name, secret := range map[string]string{"the folder": first, "Go's modules": goEnv(t, "GOMODCACHE"), "Go": goEnv(t, "GOROOT")} {
