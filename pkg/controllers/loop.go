@@ -149,7 +149,8 @@ func (l *Loop[K]) Enqueue(keys ...K) { l.enqueue(laneChanges, keys) }
 
 func (l *Loop[K]) enqueue(ln lane, keys []K) {
 	for _, key := range keys {
-		l.queue.add(key, ln, l.ownTurn(key))
+		tenant := l.tenantOf(key)
+		l.queue.add(key, tenant, ln, tenant)
 	}
 }
 
@@ -159,24 +160,23 @@ func (l *Loop[K]) enqueue(ln lane, keys []K) {
 // again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	for _, key := range keys {
-		l.queue.add(key, lane(lifetime.FromContext(ctx).Lane), turn{tenant, tenant == l.ownTurn(key).tenant})
+		l.queue.add(key, l.tenantOf(key), lane(lifetime.FromContext(ctx).Lane), tenant)
 	}
 }
 
-// ownTurn returns the turn of the key's own tenant. The tenant of a key whose Tenant panics has no name: the
-// panic would end the process, and each new leader has the key again.
-func (l *Loop[K]) ownTurn(key K) turn {
-	own := turn{own: true}
+// tenantOf returns whose key it is. The tenant of a key whose Tenant panics has no name: the panic would end
+// the process, and each new leader has the key again.
+func (l *Loop[K]) tenantOf(key K) (tenant string) {
 	switch k := any(key).(type) {
 	case cache.ObjectName:
-		own.tenant = k.Namespace
+		tenant = k.Namespace
 	case interface{ Tenant() string }:
-		if stack, err := panics.Recover(func() error { own.tenant = k.Tenant(); return nil }); stack != nil {
+		if stack, err := panics.Recover(func() error { tenant = k.Tenant(); return nil }); stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.Background().Error(err, "Tenant of a key panicked", "loop", l.opts, "stack", string(stack))
 		}
 	}
-	return own
+	return tenant
 }
 
 // Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys

@@ -63,15 +63,16 @@ type queue[K comparable] struct {
 
 // item is a key for as long as it is due, taken, delayed or parked.
 type item[K comparable] struct {
-	key   K
-	due   [2]place  // in each lane; zero if it is not due there
-	turn  turn      // in which it is due
-	since time.Time // when it became due
-	taken bool      // a worker has it: even if it is due, it is taken again only when the worker is done
+	key    K
+	tenant string    // whose key it is
+	due    [2]place  // in each lane; zero if it is not due there
+	turn   string    // the tenant in whose turn it is due
+	since  time.Time // when it became due
+	taken  bool      // a worker has it: even if it is due, it is taken again only when the worker is done
 
 	// Set when a worker takes it:
-	lane       lane // laneShown if it was not due in laneChanges
-	returnTurn turn // in which it comes back
+	lane       lane   // laneShown if it was not due in laneChanges
+	returnTurn string // the tenant in whose turn it comes back
 
 	failures int       // how often in a row reconcile has failed for it
 	returnAt time.Time // when it comes back; zero if it is not delayed
@@ -80,12 +81,6 @@ type item[K comparable] struct {
 }
 
 func (it *item[K]) isDue() bool { return it.due != [2]place{} }
-
-// turn says whose turn it is.
-type turn struct {
-	tenant string
-	own    bool // whether that is the tenant of the key itself
-}
 
 // place says when a key is taken from its lane: in which round, and after how many keys that were ever added.
 type place struct{ round, order uint64 }
@@ -146,8 +141,9 @@ func (q *queue[K]) len() int {
 	return q.depth
 }
 
-// add adds a key to a lane. A key that a worker has can be taken again only when the worker is done.
-func (q *queue[K]) add(key K, ln lane, t turn) {
+// add adds a key of tenant to a lane, in a turn of the tenant turn. A key that a worker has can be taken again
+// only when the worker is done.
+func (q *queue[K]) add(key K, tenant string, ln lane, turn string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
@@ -155,24 +151,24 @@ func (q *queue[K]) add(key K, ln lane, t turn) {
 	}
 	it := q.items[key]
 	if it == nil {
-		it = &item[K]{key: key}
+		it = &item[K]{key: key, tenant: tenant}
 		q.items[key] = it
 	}
-	q.makeDue(it, ln, t)
+	q.makeDue(it, ln, turn)
 }
 
 // makeDue makes a key due in a lane, unless it is due there earlier. The caller holds mu.
-func (q *queue[K]) makeDue(it *item[K], ln lane, t turn) {
+func (q *queue[K]) makeDue(it *item[K], ln lane, turn string) {
 	first := !it.isDue()
 	if first {
-		it.since, it.turn = time.Now(), turn{}
+		it.since = time.Now()
 		q.metrics.Adds.Inc()
 	}
 	r := &q.rounds[ln]
-	round := max(r.presentRound, r.lastRound[t.tenant]) + 1
+	round := max(r.presentRound, r.lastRound[turn]) + 1
 	earlier := it.due[ln] == (place{}) || round < it.due[ln].round
-	if t.own || earlier && !it.turn.own {
-		it.turn = t
+	if first || turn == it.tenant || earlier && it.turn != it.tenant {
+		it.turn = turn
 	}
 	if !earlier {
 		return
@@ -188,7 +184,7 @@ func (q *queue[K]) makeDue(it *item[K], ln lane, t turn) {
 	default:
 		r.keys.ReplaceOrInsert(it)
 	}
-	r.lastRound[t.tenant] = round
+	r.lastRound[turn] = round
 	r.added++
 	if len(r.lastRound) > r.sweepAt {
 		maps.DeleteFunc(r.lastRound, func(_ string, last uint64) bool { return last <= r.presentRound })
@@ -239,7 +235,7 @@ func (q *queue[K]) take() *item[K] {
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
 	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
 	// for shop by adding it again.
-	if it.turn.own || it.returnAt.IsZero() {
+	if it.turn == it.tenant || it.returnAt.IsZero() {
 		it.returnTurn = it.turn
 	}
 	q.metrics.Waits.Observe(time.Since(it.since).Seconds())

@@ -43,9 +43,9 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, q *queue[K
 func TestQueueForgetsTenants(t *testing.T) {
 	q := testQueue[string](t)
 	for i := range 10_000 {
-		q.add("a", laneShown, turn{tenant: fmt.Sprint(i)})
+		q.add("a", "own", laneShown, fmt.Sprint(i))
 		if i%2 == 0 {
-			q.add("a", laneChanges, turn{}) // so that a is taken from there
+			q.add("a", "own", laneChanges, "") // so that a is taken from there
 		}
 		q.done(q.take(), 0, 0)
 	}
@@ -54,11 +54,11 @@ func TestQueueForgetsTenants(t *testing.T) {
 
 func TestClosedQueueStoresNothing(t *testing.T) {
 	q := testQueue[string](t)
-	q.add("a", laneShown, turn{})
-	q.add("b", laneShown, turn{})
+	q.add("a", "", laneShown, "")
+	q.add("b", "", laneShown, "")
 	taken := q.take()
 	q.close()
-	q.add("c", laneChanges, turn{})
+	q.add("c", "", laneChanges, "")
 	q.unpark()
 	q.endDelays() // the timer may have ended just before
 	q.done(taken, 1, 1)
@@ -82,9 +82,7 @@ func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
 		"a":                              "",
 		(*tenantKey)(nil):                "", // its method panics
 	} {
-		if got := l.ownTurn(key); got != (turn{want, true}) {
-			t.Errorf("the turn of %v is %v, want %s", key, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("tenant of %v", key), want, l.tenantOf(key))
 	}
 	panics, _ := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
 	assert.Equal(t, "panics counted", map[string]float64{"test": 1}, panics)
@@ -112,30 +110,31 @@ type dueKey struct {
 }
 
 type modelKey struct {
-	turn     turn // in which it is due
-	back     turn // in which it comes back
-	busy     bool // it is being reconciled, and not taken before that has ended
+	tenant   string
+	turn     string // in which it is due; "" before it is due
+	back     string // in which it comes back
+	busy     bool   // it is being reconciled, and not taken before that has ended
 	failures int
 	backAt   int // 0 if it is not delayed
 }
 
-func (m *model) add(key string, ln lane, t turn) {
+func (m *model) add(key string, ln lane, turn string) {
 	l, k := &m.lanes[ln], m.keys[key]
-	round := max(l.present, l.last[t.tenant]) + 1
+	round := max(l.present, l.last[turn]) + 1
 	i := slices.IndexFunc(l.due, func(d dueKey) bool { return d.key == key })
 	if later := i >= 0 && l.due[i].round <= round; !later {
 		if i >= 0 {
 			l.due = slices.Delete(l.due, i, i+1)
 		}
-		l.last[t.tenant] = round
+		l.last[turn] = round
 		l.due = append(l.due, dueKey{key, round})
 		slices.SortStableFunc(l.due, func(a, b dueKey) int { return a.round - b.round })
-		if !k.turn.own {
-			k.turn = t
+		if k.turn != k.tenant {
+			k.turn = turn
 		}
 	}
-	if t.own {
-		k.turn = t
+	if turn == k.tenant {
+		k.turn = turn
 	}
 }
 
@@ -172,10 +171,10 @@ func (m *model) take() (key string, ln lane) {
 		m.lanes[i].due = slices.DeleteFunc(m.lanes[i].due, isFirst)
 	}
 	k := m.keys[first.key]
-	if k.turn.own || k.backAt == 0 {
+	if k.turn == k.tenant || k.backAt == 0 {
 		k.back = k.turn
 	}
-	k.busy, k.turn = true, turn{}
+	k.busy, k.turn = true, ""
 	return first.key, ln
 }
 
@@ -202,7 +201,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 		q := testQueue[string](t)
 		m := &model{lanes: [2]modelLane{{last: map[string]int{}}, {last: map[string]int{}}}, keys: map[string]*modelKey{}}
 		for i := range 8 {
-			m.keys[fmt.Sprint(i)] = &modelKey{}
+			m.keys[fmt.Sprint(i)] = &modelKey{tenant: fmt.Sprint(i % 4)}
 		}
 		taken, leading := map[string]*item[string]{}, make(chan struct{})
 		some := func(what string, n int) int { return rapid.IntRange(0, n-1).Draw(t, what) }
@@ -244,9 +243,9 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(*rapid.T) {
-				key, ln, who := fmt.Sprint(some("key", 8)), lane(some("lane", 2)), turn{fmt.Sprint(some("tenant", 4)), some("own", 2) > 0}
-				q.add(key, ln, who)
-				m.add(key, ln, who)
+				key, ln, turn := fmt.Sprint(some("key", 8)), lane(some("lane", 2)), fmt.Sprint(some("turn", 4))
+				q.add(key, m.keys[key].tenant, ln, turn)
+				m.add(key, ln, turn)
 			},
 			"take": take, "done": done, "pass": func(*rapid.T) { m.pass(q) }, "lead": lead,
 			"": func(t *rapid.T) {
@@ -376,7 +375,7 @@ func TestRoomInTheQueueWakesEveryReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {
-			q.add(i, laneShown, turn{})
+			q.add(i, "", laneShown, "")
 		}
 		var waiting sync.WaitGroup
 		for range 3 {

@@ -24,11 +24,7 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if it == nil || ctx.Err() != nil {
 		return false
 	}
-	tenant := it.returnTurn.tenant
-	if !it.returnTurn.own {
-		tenant = l.ownTurn(it.key).tenant
-	}
-	if l.lacks(tenant) {
+	if l.lacks(it.tenant) {
 		l.queue.done(it, lackingRetry, it.failures)
 		return true
 	}
