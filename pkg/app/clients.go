@@ -134,7 +134,7 @@ const longestWait = 1 // seconds
 func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
 	return transport{next, func(r *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(r)
-		if err == nil && resp.StatusCode >= 400 { // what a proxied Pod answers is not for us
+		if err == nil && resp.StatusCode >= 400 { // a lower status may be the answer of a proxied Pod
 			if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > longestWait {
 				resp.Header.Del("Retry-After")
 				if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/") {

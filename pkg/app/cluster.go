@@ -176,7 +176,7 @@ func (c *otherCluster) Go(ctx context.Context, loop controllers.ClusterLoop) (st
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	unlink := context.AfterFunc(c.life, cancel)
 	ended := make(chan struct{})
-	c.openClusters.mu.Lock() // close waits only for what Go has added before
+	c.openClusters.mu.Lock() // close waits only for loops that Go has added before
 	open := c.life.Err() == nil
 	if open {
 		l := &runningLoop{ClusterLoop: loop}
@@ -225,7 +225,7 @@ func (c *otherCluster) run(ctx context.Context, l *runningLoop) {
 				"controller", controller, "cluster", c.name, "stack", string(stack))
 		}
 	}()
-	// What fails while the loop stops is no news: the cluster may not answer.
+	// An error while the loop stops is not reported: the cluster may not answer.
 	_ = l.restarts.keepRunning(ctx, m, controller, l.Run, func(err error, stack []byte) {
 		// Not the logger of ctx, which may have the key of a reconcile.
 		klog.Background().Error(err, "Loop of another cluster stopped unexpectedly, restarting",

@@ -144,7 +144,7 @@ func setFlag(f *pflag.Flag, value *yaml.Node) error {
 	}
 	before := f.Value.String()
 	if err = f.Value.Set(text); err != nil && takesOne {
-		_ = f.Value.Set(before) // else Validate would also report the value, which is zero now
+		_ = f.Value.Set(before) // Set has left a zero value, which Validate would report too
 	}
 	return err
 }
@@ -154,8 +154,8 @@ func takesMap(v pflag.Value) bool {
 	return v.Type() == "mapStringBool" || strings.HasPrefix(v.Type(), "stringTo")
 }
 
-// joinPairs returns the pairs as on the command line. One is there twice, since pflag does not read a text
-// with a single "=" as CSV.
+// joinPairs returns the pairs as on the command line. A single pair is written twice, since pflag does not
+// read a text with one "=" as CSV.
 func joinPairs(pairs map[string]string) string {
 	var items []string
 	for _, key := range slices.Sorted(maps.Keys(pairs)) {

@@ -25,9 +25,9 @@ const eventsFlushTimeout = 3 * time.Second
 // for that many objects, as after a start; 512 take 0.8 MiB.
 const eventObjects = 512
 
-// eventSender sends Events. Each source has a queue of its own, so that a controller with many Events costs
-// no other controller one. Those of our own cluster go through a client that does not pass the fence, and are
-// sent under --dry-run too.
+// eventSender sends Events. Each source has a queue of its own, so that a controller with many Events does
+// not displace those of others. Events of our own cluster go through a client that does not pass the fence,
+// and are sent under --dry-run too.
 type eventSender struct {
 	newBroadcaster func() record.EventBroadcaster
 	scheme         *runtime.Scheme

@@ -15,8 +15,8 @@ import (
 )
 
 // garbageAtStart is how much garbage there may be in the first minute, in percent of the live heap. The first
-// lists leave what is cached scattered among their garbage, in spans that no collection can free: the less
-// garbage, the fewer spans.
+// lists leave cached objects scattered among their garbage, in spans of the heap that no collection can free:
+// the less garbage, the fewer such spans.
 const garbageAtStart = 50
 
 // returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or
@@ -24,7 +24,7 @@ const garbageAtStart = 50
 // sync.Pool holds is freed a minute later, by the next collection.
 func returnMemory(ctx context.Context) {
 	if cmp.Or(os.Getenv("GOGC"), os.Getenv("GOMEMLIMIT")) != "" {
-		return // somebody else tunes it
+		return // the administrator tunes the collector
 	}
 	percent := garbageAtStart
 	wait.UntilWithContext(ctx, func(context.Context) {

@@ -81,7 +81,7 @@ func (c contained) Collect(ch chan<- prometheus.Metric) {
 		}
 	}()
 	for m := range each {
-		if err := collected(func() error { _ = m.Desc().String(); return nil }); err != nil { // it may be nil
+		if err := collected(func() error { _ = m.Desc().String(); return nil }); err != nil { // Desc may return nil
 			m = prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 		}
 		ch <- containedMetric{m}

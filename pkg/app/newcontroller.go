@@ -78,7 +78,7 @@ func (h *hostedController) openCluster(name string, config *rest.Config) (*contr
 }
 
 // slowFunction is how long a function of an entry may take before the log names it: no probe is answered yet,
-// and nothing else would show which controller it is that the process waits for.
+// and nothing else would show for which controller the process waits.
 const slowFunction = 10 * time.Second
 
 // recovered calls a function of a controller's entry. The error names the controller. If the function panics,

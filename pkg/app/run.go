@@ -157,7 +157,7 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 	return startServers(ctx, p.options, checks, p.reviewer, introspection, metricsPage, p.witness)
 }
 
-// checkSync returns an error while the caches fill. A cold standby has none to wait for.
+// checkSync returns an error while the caches fill. A cold standby has no caches to wait for.
 func (p *process) checkSync(r *http.Request) error {
 	if p.options.Informers.Standby == standbyCold && !p.lock.IsLeading() {
 		return nil
@@ -186,7 +186,8 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 		err = errors.Join(err, onLeader.unfinished(time.Now()))
 		cutOff(err)
 	}
-	// At the end of ctx these drain beside the others. They stop last if the election was lost.
+	// When ctx ends, the controllers of every replica drain beside the leader's. If the election was lost, they
+	// stop last.
 	err = errors.Join(err, stopEverywhere())
 	cutOff(err)
 	return err

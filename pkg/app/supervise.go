@@ -214,8 +214,8 @@ func atOnce[T any](all []T, do func(at int, one T)) {
 	doing.Wait()
 }
 
-// unfinished returns an error that names the reconciles in flight, and the controllers that drain without
-// any.
+// unfinished returns an error that names the reconciles in flight, and the controllers that drain without a
+// reconcile in flight.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
 	for _, s := range h.statuses() {

@@ -21,8 +21,8 @@ import (
 // may create such objects.
 const maxBad = 1000
 
-// stuckCall is how long a controller's function may take for one object. Meanwhile other events of the
-// resource wait.
+// stuckCall is how long a controller's function may take for one object. Meanwhile other events wait: those
+// of the handler or, for a function that is no handler, all events of the resource.
 const stuckCall = time.Minute
 
 // badObjects recovers panics of the controllers' functions that are called with the objects of one resource.

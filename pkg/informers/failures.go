@@ -32,14 +32,14 @@ func isRefusal(err error) bool {
 }
 
 // reasonOf returns why a request failed, without the error's own text, which is in the log and in
-// /debug/informers, and may name a port that is another one each time. What is no answer of an API server is
-// not usable either.
+// /debug/informers and may name another port each time. An answer that is not an API server's gives no reason
+// either.
 func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), "no usable answer")
 }
 
 // causeOf returns what one failure has in common with the next of its kind: its reason or, without one, the
-// text of the innermost error, since the others name a port that is another one each time.
+// text of the innermost error, since the outer errors name another port each time.
 func causeOf(err error) string {
 	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
 		return string(reason)

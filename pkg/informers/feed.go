@@ -128,7 +128,7 @@ func (f *feed) giveListSlotBack() {
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
 // does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has the
-// resource, the failure is one, and a cache that was never filled counts as empty after refusedAfter.
+// resource, the failure is a problem, and a cache that was never filled counts as empty after refusedAfter.
 func (f *feed) handleFailure(ctx context.Context, err error) {
 	mayBeAbsent := f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent())
 	if !mayBeAbsent {

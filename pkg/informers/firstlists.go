@@ -60,8 +60,8 @@ func (i *informer) reviewFirstLists() {
 }
 
 // Lacks reports whether nothing is known of a namespace, although the cache has synced: its first list hangs
-// or fails. For a name that is not one of --namespaces, Lacks reports whether that is so of any whose list is
-// not refused.
+// or fails. For a name that is not one of --namespaces, Lacks reports whether this holds for any of
+// --namespaces whose list is not refused.
 func (i *informer) Lacks(namespace string) bool {
 	index := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) })
 	if index < 0 {

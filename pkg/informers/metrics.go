@@ -132,7 +132,7 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 
 // CollectWithStability implements metrics.StableCollector. All informers of a resource in clusters of one
 // name count together: several controllers may have opened one cluster. In the process's own cluster,
-// followed resources do not count: it may be that nobody wants them.
+// followed resources do not count: it may be that no user wants these resources.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 	for labels, status := range c.sums() {
 		for _, m := range c.metrics {

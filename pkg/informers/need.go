@@ -85,9 +85,9 @@ type Need struct {
 	// choose. They are sent to the API server, so FieldSelector may use the fields that it supports.
 	Namespace, LabelSelector, FieldSelector string
 	Form                                    Form
-	// Content says that a need of ConfigMaps or Secrets in the form Typed or Unstructured means it: the
-	// memory of every replica then holds the data of all objects that the need chooses. It is an error
-	// without a selector or a namespace.
+	// Content confirms a need of ConfigMaps or Secrets in the form Typed or Unstructured: the memory of every
+	// replica then holds the data of all objects that the need chooses. It is an error without a selector or a
+	// namespace.
 	Content bool
 	// Annotations are the keys to keep. Typed and Unstructured keep all.
 	Annotations []string
@@ -145,8 +145,8 @@ func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 	return n.validateContent()
 }
 
-// validateContent returns an error if the need would cache the data of ConfigMaps or Secrets without saying
-// so, or of all.
+// validateContent returns an error if the need would cache the data of ConfigMaps or Secrets without Content,
+// or of all objects.
 func (n *Need) validateContent() error {
 	resource := n.Resource.GroupResource()
 	sensitive := n.whole() && (resource == ConfigMaps.GroupResource() || resource == Secrets.GroupResource())

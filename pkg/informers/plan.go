@@ -77,7 +77,7 @@ func (p *plan) canServe(n Need, decodedAs Form) bool {
 	case n.Filter != nil, p.needs[0].Filter != nil:
 		return false
 	case n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }):
-		return false // an object has room for one
+		return false // an object has room for one history
 	case p.decodedAs == decodedAs:
 		return true
 	}

@@ -86,7 +86,8 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 	for {
 		page, err := f.source.list(ctx, opts)
 		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
-			// The list took longer than etcd keeps a version, and would again. So it is read as a whole.
+			// The list took longer than etcd keeps a version, as another list in pages would, so it is read as a
+			// whole.
 			list.Items, opts.Limit, opts.Continue = nil, 0, ""
 			continue
 		}

@@ -20,8 +20,9 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
-// refusedAfter is how long an API server must refuse a list before the cache counts as empty: one that has
-// just started, or has just got a role or a definition, refuses what it answers a moment later.
+// refusedAfter is how long an API server must refuse a list before the cache counts as empty: an API server
+// that has just started, or has just got a role or a definition, refuses a list that it answers a moment
+// later.
 const refusedAfter = 2 * time.Second
 
 // state records what has been observed of the requests of one feed.
