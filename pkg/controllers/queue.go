@@ -141,8 +141,8 @@ func (q *queue[K]) len() int {
 	return q.depth
 }
 
-// add adds a key of tenant to a lane, in a turn of the tenant turn. A key that a worker has can be taken again
-// only when the worker is done.
+// add adds a key of tenant to a lane, in a turn of the tenant turn. A key that a worker has can be taken
+// again only when the worker is done.
 func (q *queue[K]) add(key K, tenant string, ln lane, turn string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
