@@ -26,8 +26,8 @@ import (
 // namespace holds the objects of the benchmarks, except for data sets.
 const namespace = "bench"
 
-// patience limits every wait for something that takes seconds.
-const patience = 2 * time.Minute
+// waitTimeout limits every wait for something that takes seconds.
+const waitTimeout = 2 * time.Minute
 
 // bench is one run on one control plane.
 type bench struct {
@@ -188,9 +188,9 @@ func mebibytes(path string) float64 {
 	return float64(info.Size()) / (1 << 20)
 }
 
-// eventually polls until check returns nil, at most for patience.
+// eventually polls until check returns nil, at most for waitTimeout.
 func eventually(ctx context.Context, interval time.Duration, what string, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, waitTimeout, fmt.Errorf("it took longer than %s", waitTimeout))
 	defer cancel()
 	if err := cluster.Poll(ctx, interval, check); err != nil {
 		return fmt.Errorf("wait for %s: %w", what, err)

@@ -16,8 +16,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// handovers ends idle leaders by SIGTERM.
-func (b *bench) handovers(ctx context.Context) error {
+// benchmarkHandovers ends idle leaders by SIGTERM.
+func (b *bench) benchmarkHandovers(ctx context.Context) error {
 	for _, s := range []struct {
 		subject
 		n int
@@ -50,8 +50,8 @@ func (b *bench) handovers(ctx context.Context) error {
 	return nil
 }
 
-// failovers ends leaders by SIGKILL, and stops them by SIGSTOP.
-func (b *bench) failovers(ctx context.Context) error {
+// benchmarkFailovers ends leaders by SIGKILL, and stops them by SIGSTOP.
+func (b *bench) benchmarkFailovers(ctx context.Context) error {
 	short := timing{3 * time.Second, 2 * time.Second, 500 * time.Millisecond}
 	for _, s := range []struct {
 		subject

@@ -17,9 +17,9 @@ import (
 // idleWarmUp is the time that managers get to become quiet after their start.
 const idleWarmUp = time.Minute
 
-// idle counts the requests of leaders and standbys while nothing happens. All subjects run at the
+// benchmarkIdle counts the requests of leaders and standbys while nothing happens. All subjects run at the
 // same time.
-func (b *bench) idle(ctx context.Context) (err error) {
+func (b *bench) benchmarkIdle(ctx context.Context) (err error) {
 	var pairs []*pair
 	defer func() {
 		for _, p := range pairs {

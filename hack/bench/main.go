@@ -38,14 +38,14 @@ type options struct {
 // come first.
 func parts() []part {
 	return []part{
-		{"handover", (*bench).handovers},
-		{"failover", (*bench).failovers},
-		{"idle", (*bench).idle},
-		{"reload", (*bench).reload},
-		{"replication", (*bench).replication},
-		{"widgets", (*bench).widgets},
-		{"memory", (*bench).memory},
-		{"scale", (*bench).scale},
+		{"handover", (*bench).benchmarkHandovers},
+		{"failover", (*bench).benchmarkFailovers},
+		{"idle", (*bench).benchmarkIdle},
+		{"reload", (*bench).benchmarkReload},
+		{"replication", (*bench).benchmarkReplication},
+		{"widgets", (*bench).benchmarkWidgets},
+		{"memory", (*bench).benchmarkMemory},
+		{"scale", (*bench).benchmarkScale},
 	}
 }
 

@@ -61,8 +61,8 @@ func (b *bench) measuredProcesses(rows []string) []*measuredProcess {
 	return wanted
 }
 
-// memory measures the memory of caches, on an empty cluster and on two full ones.
-func (b *bench) memory(ctx context.Context) error {
+// benchmarkMemory measures the memory of caches, on an empty cluster and on two full ones.
+func (b *bench) benchmarkMemory(ctx context.Context) error {
 	for name, path := range map[string]string{quartermaster: b.binaries.manager, peer: b.binaries.peer,
 		kcm: b.cluster.Binary("kube-controller-manager")} {
 		if b.opts.wants(name) {
@@ -72,8 +72,8 @@ func (b *bench) memory(ctx context.Context) error {
 	return b.measureDataSets(ctx, "memory", b.opts.dataSets(), nil)
 }
 
-// scale measures how the manager and controller-runtime handle very many Secrets.
-func (b *bench) scale(ctx context.Context) error {
+// benchmarkScale measures how the manager and controller-runtime handle very many Secrets.
+func (b *bench) benchmarkScale(ctx context.Context) error {
 	sets := []dataSet{b.opts.largeSet()}
 	if len(b.baseline) == 0 { // otherwise memory has measured it
 		sets = append(b.opts.dataSets()[:1], sets...)

@@ -30,8 +30,8 @@ const (
 	quiescence = 5 * time.Second
 )
 
-// reload measures config-reload with --config-reload-quiet-period=0.
-func (b *bench) reload(ctx context.Context) (err error) {
+// benchmarkReload measures config-reload with --config-reload-quiet-period=0.
+func (b *bench) benchmarkReload(ctx context.Context) (err error) {
 	s := managerSubject(b, b.binaries.manager, "--config-reload-quiet-period=0")
 	if !b.opts.wants(s.name) {
 		return nil

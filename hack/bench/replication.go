@@ -28,8 +28,8 @@ const copiesInOrder = 1000
 // replicationFlags switch the controller replication on.
 var replicationFlags = []string{"--controllers=*,replication", "--compat=reflector,replicator", "--replication-push-namespaces=*"}
 
-// replication measures the controller replication.
-func (b *bench) replication(ctx context.Context) error {
+// benchmarkReplication measures the controller replication.
+func (b *bench) benchmarkReplication(ctx context.Context) error {
 	s := managerSubject(b, b.binaries.manager, replicationFlags...)
 	if !b.opts.wants(s.name) {
 		return nil
@@ -123,7 +123,7 @@ func (b *bench) measureFan(ctx context.Context, n int) error {
 
 // awaitCopies waits until n copies hold the value.
 func awaitCopies(ctx context.Context, copies watch.Interface, n int, value string) error {
-	timeout := time.After(patience)
+	timeout := time.After(waitTimeout)
 	current := map[string]bool{}
 	for len(current) < n {
 		select {
@@ -135,7 +135,7 @@ func awaitCopies(ctx context.Context, copies watch.Interface, n int, value strin
 				current[s.Namespace] = true
 			}
 		case <-timeout:
-			return fmt.Errorf("%d of %d copies after %s", len(current), n, patience)
+			return fmt.Errorf("%d of %d copies after %s", len(current), n, waitTimeout)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -64,7 +64,7 @@ func (h *history) lastName() string {
 
 // await waits for the first matching name since position.
 func (h *history) await(ctx context.Context, position int, what string, match func(name string) bool) (sighting, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%s: not within %s", what, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, waitTimeout, fmt.Errorf("%s: not within %s", what, waitTimeout))
 	defer cancel()
 	for {
 		h.mu.Lock()

@@ -34,11 +34,11 @@ const (
 
 var widgetResource = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 
-// widgets measures the controller of examples/widget, and the same one on controller-runtime, from a
+// benchmarkWidgets measures the controller of examples/widget, and the same one on controller-runtime, from a
 // start among Widgets that nobody has reconciled yet. Both have one worker and no limit of their own
 // on requests, and both are ServiceAccounts of kube-system, to which priority and fairness gives the
 // same priority.
-func (b *bench) widgets(ctx context.Context) (err error) {
+func (b *bench) benchmarkWidgets(ctx context.Context) (err error) {
 	subjects := []subject{
 		managerSubject(b, b.binaries.widget, "--leader-elect-resource-name=quartermaster", "--kube-api-qps=-1"),
 		{name: peer, start: (*bench).startPeer, binary: b.binaries.widgetPeer},

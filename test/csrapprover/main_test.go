@@ -85,23 +85,23 @@ func newFixture(t *testing.T) *fixture {
 	return &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("g%d", fixtures.Add(1)), begin: time.Now()}
 }
 
-// node creates a Node with its name as its host name and an address, and returns its name.
-func (w *fixture) createNode(name string, addresses ...string) string {
-	w.Helper()
-	name = w.id + "-" + name
-	if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-		w.Fatal(err)
+// createNode creates a Node with its name as its host name and an address, and returns its name.
+func (f *fixture) createNode(name string, addresses ...string) string {
+	f.Helper()
+	name = f.id + "-" + name
+	if _, err := shared.Admin.CoreV1().Nodes().Create(f.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		f.Fatal(err)
 	}
-	w.Cleanup(func() { _ = shared.Admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
-	w.setAddresses(name, append([]string{name}, addresses...)...)
+	f.Cleanup(func() { _ = shared.Admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	f.setAddresses(name, append([]string{name}, addresses...)...)
 	return name
 }
 
 // setAddresses writes names and addresses into the status of a Node, as its kubelet does.
-func (w *fixture) setAddresses(node string, names ...string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		n, err := shared.Admin.CoreV1().Nodes().Get(w.ctx, node, metav1.GetOptions{})
+func (f *fixture) setAddresses(node string, names ...string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		n, err := shared.Admin.CoreV1().Nodes().Get(f.ctx, node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (w *fixture) setAddresses(node string, names ...string) {
 			}
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: kind, Address: name})
 		}
-		_, err = shared.Admin.CoreV1().Nodes().UpdateStatus(w.ctx, n, metav1.UpdateOptions{})
+		_, err = shared.Admin.CoreV1().Nodes().UpdateStatus(f.ctx, n, metav1.UpdateOptions{})
 		return err
 	})
 }
@@ -152,32 +152,32 @@ func newRequest(node string, hosts ...string) *certificatesv1.CertificateSigning
 	}
 }
 
-// request sends a request as a node's kubelet, and returns its name.
-func (w *fixture) createRequest(node string, hosts ...string) string {
-	w.Helper()
-	return w.create(node, newRequest(node, hosts...))
+// createRequest sends a request as a node's kubelet, and returns its name.
+func (f *fixture) createRequest(node string, hosts ...string) string {
+	f.Helper()
+	return f.create(node, newRequest(node, hosts...))
 }
 
-func (w *fixture) create(node string, request *certificatesv1.CertificateSigningRequest) string {
-	w.Helper()
-	created, err := kubelet(w, node).CertificatesV1().CertificateSigningRequests().Create(w.ctx, request, metav1.CreateOptions{})
-	assert.NoError(w, err)
-	w.Cleanup(func() { w.deleteRequest(created.Name) })
+func (f *fixture) create(node string, request *certificatesv1.CertificateSigningRequest) string {
+	f.Helper()
+	created, err := kubelet(f, node).CertificatesV1().CertificateSigningRequests().Create(f.ctx, request, metav1.CreateOptions{})
+	assert.NoError(f, err)
+	f.Cleanup(func() { f.deleteRequest(created.Name) })
 	return created.Name
 }
 
-func (w *fixture) deleteRequest(request string) {
+func (f *fixture) deleteRequest(request string) {
 	err := shared.Admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), request, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		w.Error(err)
+		f.Error(err)
 	}
 }
 
 // state returns the conditions of a request by their types, and whether it is signed.
-func (w *fixture) state(request string) (state string, signed bool) {
-	w.Helper()
-	r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, request, metav1.GetOptions{})
-	assert.NoError(w, err)
+func (f *fixture) state(request string) (state string, signed bool) {
+	f.Helper()
+	r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(f.ctx, request, metav1.GetOptions{})
+	assert.NoError(f, err)
 	var types []string
 	for _, c := range r.Status.Conditions {
 		types = append(types, string(c.Type))
@@ -186,10 +186,10 @@ func (w *fixture) state(request string) (state string, signed bool) {
 }
 
 // waitUntilSigned waits until a request is signed.
-func (w *fixture) waitUntilSigned(request string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		if state, signed := w.state(request); state != "Approved" || !signed {
+func (f *fixture) waitUntilSigned(request string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		if state, signed := f.state(request); state != "Approved" || !signed {
 			return fmt.Errorf("request %s is %q, signed: %t", request, state, signed)
 		}
 		return nil
@@ -197,19 +197,19 @@ func (w *fixture) waitUntilSigned(request string) {
 }
 
 // decide approves or denies a request by hand.
-func (w *fixture) decide(request string, condition certificatesv1.RequestConditionType) {
-	w.Helper()
+func (f *fixture) decide(request string, condition certificatesv1.RequestConditionType) {
+	f.Helper()
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"True","reason":"kubelet-serving-cert-approver","message":"x"}]}}`, condition)
-	if _, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Patch(w.ctx, request, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "approval"); err != nil {
-		w.Fatal(err)
+	if _, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Patch(f.ctx, request, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "approval"); err != nil {
+		f.Fatal(err)
 	}
 }
 
 // expectWaiting waits for an Event on a Node that says that a request waits for a check.
-func (w *fixture) expectWaiting(node, request, text string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		events, err := shared.Admin.CoreV1().Events(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{
+func (f *fixture) expectWaiting(node, request, text string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		events, err := shared.Admin.CoreV1().Events(metav1.NamespaceDefault).List(f.ctx, metav1.ListOptions{
 			FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reason=ServingCertificateNotApproved"})
 		if err != nil {
 			return err
@@ -221,19 +221,19 @@ func (w *fixture) expectWaiting(node, request, text string) {
 		}
 		return fmt.Errorf("no Event on %s names %s and %q", node, request, text)
 	})
-	if state, _ := w.state(request); state != "" {
-		w.Errorf("request %s is %q", request, state)
+	if state, _ := f.state(request); state != "" {
+		f.Errorf("request %s is %q", request, state)
 	}
 }
 
 // approvals returns how often managers have approved or denied each request since the beginning.
-func (w *fixture) approvals() map[string]int {
-	w.Helper()
+func (f *fixture) approvals() map[string]int {
+	f.Helper()
 	all := map[string]int{}
-	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && cluster.AuditWrite(e) }) {
+	for _, e := range shared.AuditSince(f, f.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && cluster.AuditWrite(e) }) {
 		if ref := e.ObjectRef; ref != nil && ref.Resource == "certificatesigningrequests" {
 			if e.Verb != "update" || ref.Subresource != "approval" {
-				w.Errorf("%s %s", e.Verb, e.RequestURI)
+				f.Errorf("%s %s", e.Verb, e.RequestURI)
 			}
 			all[ref.Name]++
 		}

@@ -32,11 +32,11 @@ func parallel(n int, do func(i int)) {
 
 // createNodes creates the Nodes from one number to before another, with a name and an address each, and
 // returns their names.
-func (w *fixture) createNodes(first, end int) []string {
-	w.Helper()
+func (f *fixture) createNodes(first, end int) []string {
+	f.Helper()
 	names := make([]string, end-first)
 	parallel(len(names), func(i int) {
-		names[i] = w.createNode(fmt.Sprintf("worker-%d.compute.internal", first+i), addressOf(first+i))
+		names[i] = f.createNode(fmt.Sprintf("worker-%d.compute.internal", first+i), addressOf(first+i))
 	})
 	return names
 }
@@ -46,13 +46,13 @@ func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 64+i/62500, i/2
 // TestApprovalTakesMilliseconds sends requests one after the other. It logs how long each took from the
 // answer to its creation until it was approved.
 func TestApprovalTakesMilliseconds(t *testing.T) {
-	w := newFixture(t)
-	shared.RunReleased(w.ctx, t, args()...)
-	names := w.createNodes(0, 100)
+	f := newFixture(t)
+	shared.RunReleased(f.ctx, t, args()...)
+	names := f.createNodes(0, 100)
 	var took []time.Duration
 	for i, n := range names {
-		name := w.createRequest(n, n, addressOf(i))
-		took = append(took, w.approvalTime(name, time.Now()))
+		name := f.createRequest(n, n, addressOf(i))
+		took = append(took, f.approvalTime(name, time.Now()))
 	}
 	slices.Sort(took)
 	t.Logf("median %v, p99 %v, most %v", took[50].Round(time.Millisecond), took[98].Round(time.Millisecond), took[99].Round(time.Millisecond))
@@ -62,37 +62,37 @@ func TestApprovalTakesMilliseconds(t *testing.T) {
 }
 
 // approvalTime returns how long it took since begin until the request was approved.
-func (w *fixture) approvalTime(name string, begin time.Time) time.Duration {
-	w.Helper()
+func (f *fixture) approvalTime(name string, begin time.Time) time.Duration {
+	f.Helper()
 	requests := shared.Admin.CertificatesV1().CertificateSigningRequests()
-	for w.ctx.Err() == nil {
-		r, err := requests.Get(w.ctx, name, metav1.GetOptions{})
-		assert.NoError(w, err)
+	for f.ctx.Err() == nil {
+		r, err := requests.Get(f.ctx, name, metav1.GetOptions{})
+		assert.NoError(f, err)
 		if len(r.Status.Conditions) > 0 {
 			return time.Since(begin)
 		}
 	}
-	w.Fatalf("%s is not approved", name)
+	f.Fatalf("%s is not approved", name)
 	return 0
 }
 
 // TestLongThousandAtOnce has a thousand nodes that ask for a certificate at once.
 func TestLongThousandAtOnce(t *testing.T) {
 	const n = 1000
-	w := newFixture(t)
-	w.ctx = fleet.Within(t.Context(), t, 5*time.Minute)
-	names := w.createNodes(0, n)
-	m := shared.RunReleased(w.ctx, t, args()...)
+	f := newFixture(t)
+	f.ctx = fleet.Within(t.Context(), t, 5*time.Minute)
+	names := f.createNodes(0, n)
+	m := shared.RunReleased(f.ctx, t, args()...)
 	requests, created := make([]*certificatesv1.CertificateSigningRequest, n), make([]string, n)
 	parallel(n, func(i int) { requests[i] = newRequest(names[i], names[i], addressOf(i)) })
 	begin := time.Now()
-	parallel(n, func(i int) { created[i] = w.create(names[i], requests[i]) })
+	parallel(n, func(i int) { created[i] = f.create(names[i], requests[i]) })
 	sent := time.Since(begin)
-	fleet.Eventually(w.ctx, t, func() error {
+	fleet.Eventually(f.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, fmt.Sprintf("quartermaster_csr_approver_requests_total{result=\"approved\"} %d\n", n))
 	})
 	t.Logf("%d requests were sent within %v and approved within %v", n, sent.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
-	approvals := w.approvals()
+	approvals := f.approvals()
 	for _, name := range created {
 		if approvals[name] != 1 {
 			t.Errorf("%s was approved %d times", name, approvals[name])
@@ -107,18 +107,18 @@ func TestLongThousandAtOnce(t *testing.T) {
 // the requests are approved, as in most clusters, and if they wait, which is the most that they can take. The
 // leader before has a few of each: the program's pages that only objects need are no growth by objects.
 func TestLongGrowthByRequestsIsLogged(t *testing.T) {
-	w := newFixture(t)
-	w.ctx = fleet.Within(t.Context(), t, time.Hour)
+	f := newFixture(t)
+	f.ctx = fleet.Within(t.Context(), t, time.Hour)
 	measure := func(waiting int) fleet.Memory {
 		t.Helper()
-		m := shared.RunReleased(w.ctx, t, args()...)
+		m := shared.RunReleased(f.ctx, t, args()...)
 		waitingMetric := fmt.Sprintf("quartermaster_csr_approver_waiting_requests{check=\"9\"} %d\n", waiting)
-		for fleet.Answers(m.InsecureURL+"/metrics", "", 200, waitingMetric) != nil && w.ctx.Err() == nil {
-			fleet.Wait(w.ctx, 5*time.Second) // to answer takes memory, too
+		for fleet.Answers(m.InsecureURL+"/metrics", "", 200, waitingMetric) != nil && f.ctx.Err() == nil {
+			fleet.Wait(f.ctx, 5*time.Second) // to answer takes memory, too
 		}
-		fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "CSR_SETTLE", 150))*time.Second) // the manager gives memory back each minute
-		memory := shared.MemoryOf(w.ctx, t, m)
-		if err := m.Stop(w.ctx, fleet.Patience); err != nil {
+		fleet.Wait(f.ctx, time.Duration(fleet.Setting(t, "CSR_SETTLE", 150))*time.Second) // the manager gives memory back each minute
+		memory := shared.MemoryOf(f.ctx, t, m)
+		if err := m.Stop(f.ctx, fleet.Patience); err != nil {
 			t.Error(err)
 		}
 		return memory
@@ -126,17 +126,17 @@ func TestLongGrowthByRequestsIsLogged(t *testing.T) {
 	var names, requests []string
 	grow := func(total int) {
 		t.Helper()
-		names = append(names, w.createNodes(len(names), total)...)
+		names = append(names, f.createNodes(len(names), total)...)
 		sent := make([]string, 2*total-len(requests))
 		parallel(len(sent), func(i int) {
 			n := names[(len(requests)+i)%total]
-			sent[i] = w.create(n, newRequest(n, "wait.example.com"))
+			sent[i] = f.create(n, newRequest(n, "wait.example.com"))
 		})
 		requests = append(requests, sent...)
 	}
 	approve := func() {
 		t.Helper()
-		parallel(len(requests), func(i int) { w.decide(requests[i], certificatesv1.CertificateApproved) })
+		parallel(len(requests), func(i int) { f.decide(requests[i], certificatesv1.CertificateApproved) })
 	}
 	grow(10)
 	approve()

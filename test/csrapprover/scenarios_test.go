@@ -24,140 +24,140 @@ import (
 func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--csr-approver-dns-regex={node}(\\..*)?", "--v=4")...)
-	for name, run := range map[string]func(w *fixture){
-		"a kubelet gets a certificate that servers can use": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.1")
-			name := w.createRequest(n, n, "10.1.0.1")
-			w.waitUntilSigned(name)
-			r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, name, metav1.GetOptions{})
-			assert.NoError(w, err)
+	for name, run := range map[string]func(f *fixture){
+		"a kubelet gets a certificate that servers can use": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.1")
+			name := f.createRequest(n, n, "10.1.0.1")
+			f.waitUntilSigned(name)
+			r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(f.ctx, name, metav1.GetOptions{})
+			assert.NoError(f, err)
 			block, _ := pem.Decode(r.Status.Certificate)
 			crt, err := x509.ParseCertificate(block.Bytes)
-			assert.NoError(w, err)
+			assert.NoError(f, err)
 			for _, host := range []string{n, "10.1.0.1"} {
 				if err := crt.VerifyHostname(host); err != nil {
-					w.Error(err)
+					f.Error(err)
 				}
 			}
 			if c := r.Status.Conditions[0]; c.Reason != "QuartermasterApproved" || c.LastUpdateTime.IsZero() {
-				w.Errorf("condition %+v", c)
+				f.Errorf("condition %+v", c)
 			}
 		},
-		"a node asks for a name that begins with its own": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.2")
-			w.expectWaiting(n, w.createRequest(n, n+".evil.example"), "check 9")
+		"a node asks for a name that begins with its own": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.2")
+			f.expectWaiting(n, f.createRequest(n, n+".evil.example"), "check 9")
 			// With the wide expression of this test, only other checks are left once the Node claims it.
-			w.setAddresses(n, n, "auth.example.com")
-			w.expectWaiting(n, w.createRequest(n, "auth.example.com"), "check 10")
+			f.setAddresses(n, n, "auth.example.com")
+			f.expectWaiting(n, f.createRequest(n, "auth.example.com"), "check 10")
 		},
-		"a request is approved when the Node reports its address": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.3")
-			name := w.createRequest(n, "10.1.0.4")
-			w.expectWaiting(n, name, "check 9")
-			w.setAddresses(n, n, "10.1.0.3", "10.1.0.4")
-			w.waitUntilSigned(name)
+		"a request is approved when the Node reports its address": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.3")
+			name := f.createRequest(n, "10.1.0.4")
+			f.expectWaiting(n, name, "check 9")
+			f.setAddresses(n, n, "10.1.0.3", "10.1.0.4")
+			f.waitUntilSigned(name)
 		},
-		"a node claims another's address": func(w *fixture) {
-			victim, evil := w.createNode("victim", "10.1.0.5"), w.createNode("evil", "10.1.0.6")
-			w.waitUntilSigned(w.createRequest(victim, victim, "10.1.0.5"))
-			w.setAddresses(evil, evil, "10.1.0.6", "10.1.0.5")
-			w.expectWaiting(evil, w.createRequest(evil, evil, "10.1.0.5"), "check 11")
-			w.expectWaiting(evil, w.createRequest(evil, "::ffff:10.1.0.5"), "check 11")
-			w.waitUntilSigned(w.createRequest(evil, evil, "10.1.0.6")) // its own it gets
-			waiting := w.createRequest(victim, "10.1.0.5")
-			w.expectWaiting(victim, waiting, "check 11") // so the victim waits too
-			w.setAddresses(evil, evil, "10.1.0.6")
-			w.waitUntilSigned(waiting)
+		"a node claims another's address": func(f *fixture) {
+			victim, evil := f.createNode("victim", "10.1.0.5"), f.createNode("evil", "10.1.0.6")
+			f.waitUntilSigned(f.createRequest(victim, victim, "10.1.0.5"))
+			f.setAddresses(evil, evil, "10.1.0.6", "10.1.0.5")
+			f.expectWaiting(evil, f.createRequest(evil, evil, "10.1.0.5"), "check 11")
+			f.expectWaiting(evil, f.createRequest(evil, "::ffff:10.1.0.5"), "check 11")
+			f.waitUntilSigned(f.createRequest(evil, evil, "10.1.0.6")) // its own it gets
+			waiting := f.createRequest(victim, "10.1.0.5")
+			f.expectWaiting(victim, waiting, "check 11") // so the victim waits too
+			f.setAddresses(evil, evil, "10.1.0.6")
+			f.waitUntilSigned(waiting)
 		},
-		"a node claims another's name": func(w *fixture) {
-			victim, evil := w.createNode("victim", "10.1.0.7"), w.createNode("evil", "10.1.0.8")
-			w.setAddresses(evil, victim, "10.1.0.8")
-			w.expectWaiting(evil, w.createRequest(evil, victim), "check 10")
+		"a node claims another's name": func(f *fixture) {
+			victim, evil := f.createNode("victim", "10.1.0.7"), f.createNode("evil", "10.1.0.8")
+			f.setAddresses(evil, victim, "10.1.0.8")
+			f.expectWaiting(evil, f.createRequest(evil, victim), "check 10")
 		},
-		"a node claims the names of the API server": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.9")
-			w.setAddresses(n, n, "kubernetes.default.svc", "127.0.0.1")
-			w.expectWaiting(n, w.createRequest(n, "kubernetes.default.svc"), "check 7")
-			w.expectWaiting(n, w.createRequest(n, "127.0.0.1"), "check 7")
+		"a node claims the names of the API server": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.9")
+			f.setAddresses(n, n, "kubernetes.default.svc", "127.0.0.1")
+			f.expectWaiting(n, f.createRequest(n, "kubernetes.default.svc"), "check 7")
+			f.expectWaiting(n, f.createRequest(n, "127.0.0.1"), "check 7")
 		},
-		"a node claims the cluster IP of the API server": func(w *fixture) {
-			service, err := shared.Admin.CoreV1().Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
-			assert.NoError(w, err)
-			n := w.createNode("n", "10.1.0.10", service.Spec.ClusterIP)
-			w.expectWaiting(n, w.createRequest(n, service.Spec.ClusterIP), "check 12")
+		"a node claims the cluster IP of the API server": func(f *fixture) {
+			service, err := shared.Admin.CoreV1().Services(metav1.NamespaceDefault).Get(f.ctx, "kubernetes", metav1.GetOptions{})
+			assert.NoError(f, err)
+			n := f.createNode("n", "10.1.0.10", service.Spec.ClusterIP)
+			f.expectWaiting(n, f.createRequest(n, service.Spec.ClusterIP), "check 12")
 		},
-		"a node claims an endpoint of the API server, and is of the control plane later": func(w *fixture) {
-			slices, err := shared.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+		"a node claims an endpoint of the API server, and is of the control plane later": func(f *fixture) {
+			slices, err := shared.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(f.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
 			if err != nil || len(slices.Items) == 0 {
-				w.Skip("the API server has published no address here", err)
+				f.Skip("the API server has published no address here", err)
 			}
 			address := slices.Items[0].Endpoints[0].Addresses[0]
-			n := w.createNode("n", address)
-			name := w.createRequest(n, address)
-			w.label(n, "node-role.kubernetes.io/control-plane", "")
+			n := f.createNode("n", address)
+			name := f.createRequest(n, address)
+			f.label(n, "node-role.kubernetes.io/control-plane", "")
 			if address[:3] != "10." {
-				w.expectWaiting(n, name, "check 10") // it is outside of the ranges
+				f.expectWaiting(n, name, "check 10") // it is outside of the ranges
 				return
 			}
-			w.waitUntilSigned(name)
+			f.waitUntilSigned(name)
 		},
-		"a request is approved when its Node is created": func(w *fixture) {
-			n := w.id + "-late"
-			name := w.createRequest(n, n, "10.1.0.11")
-			w.settle()
-			if state, _ := w.state(name); state != "" {
-				w.Errorf("it is %q", state)
+		"a request is approved when its Node is created": func(f *fixture) {
+			n := f.id + "-late"
+			name := f.createRequest(n, n, "10.1.0.11")
+			f.settle()
+			if state, _ := f.state(name); state != "" {
+				f.Errorf("it is %q", state)
 			}
-			w.createNode("late", "10.1.0.11")
-			w.waitUntilSigned(name)
+			f.createNode("late", "10.1.0.11")
+			f.waitUntilSigned(name)
 		},
-		"a request waits when its Node is deleted": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.12")
-			assert.NoError(w, shared.Admin.CoreV1().Nodes().Delete(w.ctx, n, metav1.DeleteOptions{}))
-			name := w.createRequest(n, n, "10.1.0.12")
-			w.settle()
-			if state, _ := w.state(name); state != "" {
-				w.Errorf("it is %q", state)
+		"a request waits when its Node is deleted": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.12")
+			assert.NoError(f, shared.Admin.CoreV1().Nodes().Delete(f.ctx, n, metav1.DeleteOptions{}))
+			name := f.createRequest(n, n, "10.1.0.12")
+			f.settle()
+			if state, _ := f.state(name); state != "" {
+				f.Errorf("it is %q", state)
 			}
 		},
-		"other signers and users are ignored": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.13")
+		"other signers and users are ignored": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.13")
 			client := newRequest(n)
 			client.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
 			client.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-			names := []string{w.create(n, client)}
-			adminRequest, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Create(w.ctx, newRequest(n, n), metav1.CreateOptions{})
-			assert.NoError(w, err)
-			w.Cleanup(func() { w.deleteRequest(adminRequest.Name) })
-			w.settle()
+			names := []string{f.create(n, client)}
+			adminRequest, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Create(f.ctx, newRequest(n, n), metav1.CreateOptions{})
+			assert.NoError(f, err)
+			f.Cleanup(func() { f.deleteRequest(adminRequest.Name) })
+			f.settle()
 			for _, name := range append(names, adminRequest.Name) {
-				if state, _ := w.state(name); state != "" {
-					w.Errorf("%s is %q", name, state)
+				if state, _ := f.state(name); state != "" {
+					f.Errorf("%s is %q", name, state)
 				}
 			}
 		},
-		"20 of 25 requests at once are approved": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.14")
+		"20 of 25 requests at once are approved": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.14")
 			for range 25 {
-				w.createRequest(n, n)
+				f.createRequest(n, n)
 			}
-			fleet.Eventually(w.ctx, w, func() error {
-				if len(w.approvedRequests(n)) < 20 {
+			fleet.Eventually(f.ctx, f, func() error {
+				if len(f.approvedRequests(n)) < 20 {
 					return errNotYet
 				}
 				return nil
 			})
-			w.settle()
-			if approved := w.approvedRequests(n); len(approved) != 20 {
-				w.Errorf("%d are approved", len(approved))
+			f.settle()
+			if approved := f.approvedRequests(n); len(approved) != 20 {
+				f.Errorf("%d are approved", len(approved))
 			}
 		},
-		"a certificate may be for 600 s": func(w *fixture) {
-			n := w.createNode("n", "10.1.0.15")
+		"a certificate may be for 600 s": func(f *fixture) {
+			n := f.createNode("n", "10.1.0.15")
 			r := newRequest(n, n)
 			r.Spec.ExpirationSeconds = new(int32)
 			*r.Spec.ExpirationSeconds = 600
-			w.waitUntilSigned(w.create(n, r))
+			f.waitUntilSigned(f.create(n, r))
 		},
 	} {
 		t.Run(name, func(t *testing.T) { run(newFixture(t)) })
@@ -169,17 +169,17 @@ func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 }
 
 // settle waits until the controller has decided on everything that happened before.
-func (w *fixture) settle() {
-	w.Helper()
-	n := w.createNode(fmt.Sprintf("canary-%d", time.Now().UnixNano()))
-	w.waitUntilSigned(w.createRequest(n, n))
+func (f *fixture) settle() {
+	f.Helper()
+	n := f.createNode(fmt.Sprintf("canary-%d", time.Now().UnixNano()))
+	f.waitUntilSigned(f.createRequest(n, n))
 }
 
 // approvedRequests returns the approved requests of a node.
-func (w *fixture) approvedRequests(node string) (names []string) {
-	w.Helper()
-	list, err := shared.Admin.CertificatesV1().CertificateSigningRequests().List(w.ctx, metav1.ListOptions{})
-	assert.NoError(w, err)
+func (f *fixture) approvedRequests(node string) (names []string) {
+	f.Helper()
+	list, err := shared.Admin.CertificatesV1().CertificateSigningRequests().List(f.ctx, metav1.ListOptions{})
+	assert.NoError(f, err)
 	for _, r := range list.Items {
 		if r.Spec.Username == "system:node:"+node && slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 			return c.Type == certificatesv1.CertificateApproved
@@ -190,39 +190,39 @@ func (w *fixture) approvedRequests(node string) (names []string) {
 	return names
 }
 
-func (w *fixture) label(node, label, value string) {
-	w.Helper()
+func (f *fixture) label(node, label, value string) {
+	f.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, label, value)
-	if _, err := shared.Admin.CoreV1().Nodes().Patch(w.ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.Fatal(err)
+	if _, err := shared.Admin.CoreV1().Nodes().Patch(f.ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		f.Fatal(err)
 	}
 }
 
 // TestMigrationWritesNothing has requests as the original leaves them: approved, denied and waiting. A dry
 // run beside the original writes nothing; without it, what waits is approved, and nothing else is written.
 func TestMigrationWritesNothing(t *testing.T) {
-	w := newFixture(t)
-	n := w.createNode("n", "10.2.0.1")
-	approved, denied, waiting := w.createRequest(n, n), w.createRequest(n, n), w.createRequest(n, n, "10.2.0.1")
-	w.decide(approved, certificatesv1.CertificateApproved)
-	w.decide(denied, certificatesv1.CertificateDenied)
-	dry := shared.RunLeader(w.ctx, t, args("--csr-approver-dry-run")...)
-	if _, err := dry.WaitForLine(w.ctx, "Dry run: would approve"); err != nil {
+	f := newFixture(t)
+	n := f.createNode("n", "10.2.0.1")
+	approved, denied, waiting := f.createRequest(n, n), f.createRequest(n, n), f.createRequest(n, n, "10.2.0.1")
+	f.decide(approved, certificatesv1.CertificateApproved)
+	f.decide(denied, certificatesv1.CertificateDenied)
+	dry := shared.RunLeader(f.ctx, t, args("--csr-approver-dry-run")...)
+	if _, err := dry.WaitForLine(f.ctx, "Dry run: would approve"); err != nil {
 		t.Fatal(err)
 	}
-	if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+	if err := dry.Stop(f.ctx, fleet.Patience); err != nil {
 		t.Error(err)
 	}
-	if writes := w.approvals(); len(writes) > 0 {
+	if writes := f.approvals(); len(writes) > 0 {
 		t.Errorf("the dry run has written %v", writes)
 	}
-	shared.RunLeader(w.ctx, t, args()...)
-	w.waitUntilSigned(waiting)
-	w.settle()
-	if state, _ := w.state(denied); state != "Denied" {
+	shared.RunLeader(f.ctx, t, args()...)
+	f.waitUntilSigned(waiting)
+	f.settle()
+	if state, _ := f.state(denied); state != "Denied" {
 		t.Errorf("what was denied is %q", state)
 	}
-	if writes := w.approvals(); writes[approved]+writes[denied] > 0 || writes[waiting] != 1 {
+	if writes := f.approvals(); writes[approved]+writes[denied] > 0 || writes[waiting] != 1 {
 		t.Errorf("writes %v", writes)
 	}
 }

@@ -171,9 +171,9 @@ func (c *campaign) injectAll(ctx context.Context, combined []fault) error {
 	var wg sync.WaitGroup
 	for i, f := range combined {
 		standbys := c.replicas.others(leader)
-		d := &drill{Rand: rand.New(rand.NewPCG(c.rand.Uint64(), 0)), replicas: c.replicas, leader: leader, standby: standbys[c.rand.IntN(len(standbys))]}
+		inj := &injection{Rand: rand.New(rand.NewPCG(c.rand.Uint64(), 0)), replicas: c.replicas, leader: leader, standby: standbys[c.rand.IntN(len(standbys))]}
 		wg.Go(func() {
-			if err := f.inject(ctx, d); err != nil {
+			if err := f.inject(ctx, inj); err != nil {
 				errs[i] = fmt.Errorf("%s: %w", f.name, err)
 			}
 		})

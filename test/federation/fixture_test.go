@@ -39,74 +39,74 @@ type fixture struct {
 }
 
 // forEachMember calls a function for each member.
-func (p *scenario) forEachMember(visit func(member dynamic.Interface)) {
-	p.Helper()
-	for _, member := range []dynamic.Interface{p.c1, p.c2} {
+func (s *scenario) forEachMember(visit func(member dynamic.Interface)) {
+	s.Helper()
+	for _, member := range []dynamic.Interface{s.c1, s.c2} {
 		visit(member)
 	}
 }
 
 // waitForContent waits until f has the content in a member.
-func (p *scenario) waitForContent(member dynamic.Interface, want string) {
-	p.Helper()
-	p.waitForObject(member, configMaps, p.shop, "f", hasField(want, "data", "a"))
+func (s *scenario) waitForContent(member dynamic.Interface, want string) {
+	s.Helper()
+	s.waitForObject(member, configMaps, s.shop, "f", hasField(want, "data", "a"))
 }
 
 // change gives the template of f a content, and perhaps changes other fields of its spec.
-func (p *scenario) change(content, others string) {
-	p.Helper()
-	p.patch(p.f, fmt.Sprintf(`{"spec":{"template":{"data":{"a":%q}}%s}}`, content, others))
+func (s *scenario) change(content, others string) {
+	s.Helper()
+	s.patch(s.f, fmt.Sprintf(`{"spec":{"template":{"data":{"a":%q}}%s}}`, content, others))
 }
 
 // patchByHand changes an object of the scenario in a member, as a person would.
-func (p *scenario) patchByHand(member dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
-	p.Helper()
-	if _, err := member.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		p.Fatal(err)
+func (s *scenario) patchByHand(member dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
+	s.Helper()
+	if _, err := member.Resource(resource).Namespace(namespace).Patch(s.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		s.Fatal(err)
 	}
 }
 
 // waitForReason waits until f is not propagated for a reason.
-func (p *scenario) waitForReason(want string) {
-	p.Helper()
-	p.waitForObject(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
+func (s *scenario) waitForReason(want string) {
+	s.Helper()
+	s.waitForObject(s.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, s.shop, "f", func(u *unstructured.Unstructured) bool {
 		conditions := policy.ReadFederated(u).Status.Conditions
 		return len(conditions) == 1 && conditions[0].Reason == want
 	})
 }
 
 // waitForType waits until a type runs or does not.
-func (p *scenario) waitForType(name, want string) {
-	p.Helper()
-	p.waitForObject(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
+func (s *scenario) waitForType(name, want string) {
+	s.Helper()
+	s.waitForObject(s.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
 		state, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
 		return state == want && policy.ReadTypeConfig(u).Status.ObservedGeneration == u.GetGeneration()
 	})
 }
 
 // wantWrites checks how many writes of the scenario there were in a member.
-func (p *scenario) wantWrites(tails map[string][]*cluster.AuditTail, member string, want int) {
-	p.Helper()
+func (s *scenario) wantWrites(tails map[string][]*cluster.AuditTail, member string, want int) {
+	s.Helper()
 	var writes []string
-	for _, w := range p.memberWrites(tails) {
-		if strings.HasPrefix(w, member) && strings.Contains(w, "/namespaces/"+p.shop+"/") {
+	for _, w := range s.memberWrites(tails) {
+		if strings.HasPrefix(w, member) && strings.Contains(w, "/namespaces/"+s.shop+"/") {
 			writes = append(writes, w)
 		}
 	}
 	if len(writes) != want {
-		p.Errorf("%d writes in %s, want %d:\n%s", len(writes), member, want, strings.Join(writes, "\n"))
+		s.Errorf("%d writes in %s, want %d:\n%s", len(writes), member, want, strings.Join(writes, "\n"))
 	}
 }
 
 // federateMany federates 50 ConfigMaps in the clusters with the label of the scenario, which c2 has.
-func (p *scenario) federateMany() (last *unstructured.Unstructured) {
-	p.Helper()
-	p.forbidRemovals()
-	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
+func (s *scenario) federateMany() (last *unstructured.Unstructured) {
+	s.Helper()
+	s.forbidRemovals()
+	s.patch(object(s.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, s.shop))
 	for i := range 50 {
-		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
+		last = s.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, s.shop))
 	}
-	p.waitForStatus(last, "c2=")
+	s.waitForStatus(last, "c2=")
 	return last
 }
 
@@ -125,25 +125,25 @@ func (m *members) forbidRemovals() {
 }
 
 // defineType defines a type, its federated type, and a FederatedTypeConfig.
-func (p *scenario) defineType(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
-	p.Helper()
+func (s *scenario) defineType(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
+	s.Helper()
 	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
-	err := errors.Join(fleet.DefineResource(p.ctx, p.c1, target, kind), fleet.DefineResource(p.ctx, p.c1, federated, "Federated"+kind, "status"))
-	assert.NoError(p, err)
-	config := object(p.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
+	err := errors.Join(fleet.DefineResource(s.ctx, s.c1, target, kind), fleet.DefineResource(s.ctx, s.c1, federated, "Federated"+kind, "status"))
+	assert.NoError(s, err)
+	config := object(s.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
 		"federatedType: {group: types.kubefed.io, version: v1beta1, kind: Federated%s, scope: Namespaced}}", target.GroupResource(), target.Version, kind, kind))
-	p.createConfig(config)
-	p.waitForType(config.GetName(), "Running")
-	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, bothMembers))
+	s.createConfig(config)
+	s.waitForType(config.GetName(), "Running")
+	return s.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, bothMembers))
 }
 
 // createConfig creates a FederatedTypeConfig for the rest of the scenario.
-func (p *scenario) createConfig(config *unstructured.Unstructured) {
-	p.Helper()
-	if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
-		p.Fatal(err)
+func (s *scenario) createConfig(config *unstructured.Unstructured) {
+	s.Helper()
+	if _, err := client(config).Create(s.ctx, config, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
 	}
-	p.Cleanup(func() { _ = client(config).Delete(context.Background(), config.GetName(), metav1.DeleteOptions{}) })
+	s.Cleanup(func() { _ = client(config).Delete(context.Background(), config.GetName(), metav1.DeleteOptions{}) })
 }
 
 // createStray creates a ConfigMap in c2 that the host does not know.
@@ -156,20 +156,20 @@ func (m *members) createStray(name string, labels map[string]string) {
 }
 
 // startLeader starts the manager, and waits until it leads.
-func (s *fixture) startLeader() {
-	s.Helper()
-	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
+func (f *fixture) startLeader() {
+	f.Helper()
+	f.manager = shared.RunLeader(f.ctx, f.T, "--controllers=federation", "--federation-unsafe-endpoints")
 }
 
 // reinstallFederation deletes the federation namespace with all that is in it, installs the federation again,
 // and joins the members without labels.
-func (s *fixture) reinstallFederation() {
-	s.Helper()
+func (f *fixture) reinstallFederation() {
+	f.Helper()
 	begin := time.Now()
 	client := shared.Admin.CoreV1().Namespaces()
-	assert.NoError(s, client.Delete(s.ctx, namespace, metav1.DeleteOptions{}))
-	fleet.Eventually(fleet.Within(s.ctx, s.T, fleet.Patience), s.T, func() error {
-		_, err := client.Get(s.ctx, namespace, metav1.GetOptions{})
+	assert.NoError(f, client.Delete(f.ctx, namespace, metav1.DeleteOptions{}))
+	fleet.Eventually(fleet.Within(f.ctx, f.T, fleet.Patience), f.T, func() error {
+		_, err := client.Get(f.ctx, namespace, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
@@ -177,14 +177,14 @@ func (s *fixture) reinstallFederation() {
 			err = errors.New("the federation namespace is not gone")
 		}
 		if time.Since(begin) > quietTime {
-			err = errors.Join(err, s.removeFinalizers())
+			err = errors.Join(err, f.removeFinalizers())
 		}
 		return err
 	})
-	assert.NoError(s, errors.Join(shared.ApplyDir(s.ctx, "../../deploy/federation"), shared.InstallComponents(s.ctx, "federation")))
+	assert.NoError(f, errors.Join(shared.ApplyDir(f.ctx, "../../deploy/federation"), shared.InstallComponents(f.ctx, "federation")))
 	expectRefusals(begin)
-	s.configure(quickConfig)
-	s.joinBoth("cluster-admin")
+	f.configure(quickConfig)
+	f.joinBoth("cluster-admin")
 }
 
 // expectRefusals expects that the manager's requests for the federation namespace were refused since then.
@@ -198,14 +198,14 @@ func expectRefusals(since time.Time) {
 
 // removeFinalizers takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in
 // their namespace is deleted before them.
-func (s *fixture) removeFinalizers() error {
-	config := object(s.T, "kind: FederatedTypeConfig")
-	list, err := client(config).List(s.ctx, metav1.ListOptions{})
+func (f *fixture) removeFinalizers() error {
+	config := object(f.T, "kind: FederatedTypeConfig")
+	list, err := client(config).List(f.ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	for _, u := range list.Items {
-		_, err := client(config).Patch(s.ctx, u.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		_, err := client(config).Patch(f.ctx, u.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}

@@ -35,8 +35,8 @@ func changeSample(ctx context.Context, t *testing.T, s fleet.Sample) {
 	s.Paint(ctx, t, "red")
 }
 
-// newStirredSample returns a sample for stir.
-func newStirredSample(ctx context.Context, t *testing.T) fleet.Sample {
+// newStirredSample returns a sample for changeSample.
+func newChangeableSample(ctx context.Context, t *testing.T) fleet.Sample {
 	t.Helper()
 	s := shared.NewSample(ctx, t)
 	s.CreateSecret(ctx, t, "removed", "", "1")
@@ -137,7 +137,7 @@ func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx := fleet.Within(t.Context(), t, outagePatience)
-			s := newStirredSample(ctx, t)
+			s := newChangeableSample(ctx, t)
 			proxy := shared.NewProxy(t)
 			c := newCache(t, proxiedConfig(ctx, t, proxy), sourceNeeds()...)
 			c.waitUntilHealthy(ctx, t, "test")
@@ -161,7 +161,7 @@ func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 
 func TestCacheIsCurrentAfterTheServerRestarts(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, outagePatience)
-	s := newStirredSample(ctx, t)
+	s := newChangeableSample(ctx, t)
 	proxy := shared.NewProxy(t)
 	direct := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
 	// This one returns when the server has forgotten what happened after its last version.
@@ -195,7 +195,7 @@ func TestCacheIsCurrentAfterTheServerRestarts(t *testing.T) {
 func TestCacheIsCurrentWithoutBookmarks(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
-	s := newStirredSample(ctx, t)
+	s := newChangeableSample(ctx, t)
 	proxy := shared.NewProxy(t)
 	// A streamed list ends with a bookmark.
 	watches := func(r *http.Request) bool {

@@ -86,7 +86,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 				f.Errorf("type %s", got)
 			}
 		},
-		"M1 and M12: the replicator's push, and what is left when it is withdrawn": func(f *fixture) {
+		"the replicator's push, and what is left when it is withdrawn": func(f *fixture) {
 			f.secret("a/s", "k=v", f.annotated("M:replicate-to-matching=group={id}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
 			f.waitForContent("b/s: k=v", "c/s: k=v")
 			if s := f.get("b/s"); s.Labels["team"] != "x" || s.Annotations[f.expand("M:replicated-keys")] != "k" {
@@ -100,7 +100,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 				f.Errorf("%v", s.ObjectMeta)
 			}
 		},
-		"M5: owners are not copied, and a copy goes with the owner of its source": func(f *fixture) {
+		"owners are not copied, and a copy goes with the owner of its source": func(f *fixture) {
 			roles := shared.Admin.RbacV1().ClusterRoles()
 			role, err := roles.Create(f.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: f.id}}, metav1.CreateOptions{})
 			assert.NoError(f, err)
@@ -115,7 +115,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			f.waitForContent("a/s: none", "b/s: none") // the garbage collector deletes the source
 			f.expectWrites("create b/s", "delete b/s")
 		},
-		"M6 and M9: a pull merges by key": func(f *fixture) {
+		"a pull merges by key": func(f *fixture) {
 			f.secret("b/t", "own=1", f.annotated("M:replicate-from={a}/s"))
 			f.secret("a/s", "k=v j=w", f.annotated("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
 			f.waitForContent("b/t: j=w k=v own=1")
@@ -124,7 +124,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			f.remove("a/s")
 			f.waitForContent("b/t: own=1")
 		},
-		"M10: a key of a ConfigMap moves between its sections": func(f *fixture) {
+		"a key of a ConfigMap moves between its sections": func(f *fixture) {
 			a, b := f.namespaces["a"], f.namespaces["b"]
 			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Annotations: map[string]string{f.expand("M:replicate-to"): b}},
 				Data: map[string]string{"k": "text", "j": "v"}}
@@ -149,7 +149,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			}
 			holds(`[{"j":"v"},{"k":"/w=="}]`)
 		},
-		"M14: a typed pull target keeps the keys that its type demands": func(f *fixture) {
+		"a typed pull target keeps the keys that its type demands": func(f *fixture) {
 			f.secret("a/s", "tls.crt=1 tls.key=2", f.annotated("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), typed(corev1.SecretTypeTLS))
 			f.secret("b/u", "tls.crt= tls.key=", f.annotated("M:replicate-from={a}/s"), typed(corev1.SecretTypeTLS))
 			f.waitForContent("b/u: tls.crt=1 tls.key=2")
@@ -158,7 +158,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			f.settle()
 			f.waitForContent("b/u: tls.crt=1 tls.key=2")
 		},
-		"N8: an immutable copy is replaced, an immutable pull target stays": func(f *fixture) {
+		"an immutable copy is replaced, an immutable pull target stays": func(f *fixture) {
 			f.secret("a/s", "k=v", f.annotated("Q:push-to={b}", "Q:allow-pull={b}"))
 			f.secret("b/t", "", f.annotated("Q:pull-from={a}/s"))
 			f.waitForContent("b/s: k=v", "b/t: k=v")
@@ -171,7 +171,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			f.waitForEvent("b/t", "TargetImmutable")
 			f.waitForContent("b/t: k=v")
 		},
-		"N9: a quota refuses, and is asked again": func(f *fixture) {
+		"a quota refuses, and is asked again": func(f *fixture) {
 			b := f.namespaces["b"]
 			quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/secrets": resource.MustParse("0")}}}
 			if _, err := shared.Admin.CoreV1().ResourceQuotas(b).Create(f.ctx, quota, metav1.CreateOptions{}); err != nil {
@@ -193,7 +193,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			assert.NoError(f, shared.Admin.CoreV1().ResourceQuotas(b).Delete(f.ctx, "q", metav1.DeleteOptions{}))
 			f.waitForContent("b/s: k=v")
 		},
-		"N10: a namespace that terminates is left alone, and comes back": func(f *fixture) {
+		"a namespace that terminates is left alone, and comes back": func(f *fixture) {
 			b := f.namespaces["b"]
 			blocker := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "blocker", Finalizers: []string{"example.com/wait"}}}
 			if _, err := shared.Admin.CoreV1().ConfigMaps(b).Create(f.ctx, blocker, metav1.CreateOptions{}); err != nil {
@@ -219,7 +219,7 @@ func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 			})
 			f.waitForContent("b/s: k=w")
 		},
-		"N13: tokens are not copied": func(f *fixture) {
+		"tokens are not copied": func(f *fixture) {
 			a := f.namespaces["a"]
 			if _, err := shared.Admin.CoreV1().ServiceAccounts(a).Create(f.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "sa"}}, metav1.CreateOptions{}); err != nil {
 				f.Fatal(err)

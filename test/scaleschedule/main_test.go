@@ -67,33 +67,33 @@ type fixture struct {
 
 func newFixture(t *testing.T, patience time.Duration) *fixture {
 	t.Helper()
-	w := &fixture{T: t, ctx: fleet.Within(t.Context(), t, patience), begin: time.Now()}
-	w.namespace = shared.NewNamespace(w.ctx, w, nil)
-	return w
+	f := &fixture{T: t, ctx: fleet.Within(t.Context(), t, patience), begin: time.Now()}
+	f.namespace = shared.NewNamespace(f.ctx, f, nil)
+	return f
 }
 
 // deploy creates a Deployment of three replicas.
-func (w *fixture) deploy(name string, annotations map[string]string) {
-	w.Helper()
+func (f *fixture) deploy(name string, annotations map[string]string) {
+	f.Helper()
 	labels := map[string]string{"app": name}
-	_, err := shared.Admin.AppsV1().Deployments(w.namespace).Create(w.ctx, &appsv1.Deployment{
+	_, err := shared.Admin.AppsV1().Deployments(f.namespace).Create(f.ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
 		Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3), Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		w.Error(err)
+		f.Error(err)
 	}
 }
 
 // deployAll creates Deployments, several at a time.
-func (w *fixture) deployAll(n int) {
-	w.Helper()
+func (f *fixture) deployAll(n int) {
+	f.Helper()
 	var creating sync.WaitGroup
 	for part := range 10 {
 		creating.Go(func() {
 			for i := part; i < n; i += 10 {
-				w.deploy(fmt.Sprintf("a%d", i), nil)
+				f.deploy(fmt.Sprintf("a%d", i), nil)
 			}
 		})
 	}
@@ -101,15 +101,15 @@ func (w *fixture) deployAll(n int) {
 }
 
 // annotate sets an annotation of the Namespace; an empty value removes it.
-func (w *fixture) annotate(key, value string) {
-	w.Helper()
+func (f *fixture) annotate(key, value string) {
+	f.Helper()
 	annotations := map[string]any{key: value}
 	if value == "" {
 		annotations[key] = nil
 	}
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
-	if _, err := shared.Admin.CoreV1().Namespaces().Patch(w.ctx, w.namespace, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		w.Fatal(err)
+	if _, err := shared.Admin.CoreV1().Namespaces().Patch(f.ctx, f.namespace, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		f.Fatal(err)
 	}
 }
 
@@ -123,10 +123,10 @@ func state(d *appsv1.Deployment) string {
 }
 
 // states counts the Deployments of the namespace by their state.
-func (w *fixture) states() map[string]int {
-	w.Helper()
-	list, err := shared.Admin.AppsV1().Deployments(w.namespace).List(w.ctx, metav1.ListOptions{})
-	assert.NoError(w, err)
+func (f *fixture) states() map[string]int {
+	f.Helper()
+	list, err := shared.Admin.AppsV1().Deployments(f.namespace).List(f.ctx, metav1.ListOptions{})
+	assert.NoError(f, err)
 	states := map[string]int{}
 	for i := range list.Items {
 		states[state(&list.Items[i])]++
@@ -135,10 +135,10 @@ func (w *fixture) states() map[string]int {
 }
 
 // waitForState waits until so many Deployments are in a state.
-func (w *fixture) waitForState(want string, n int) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		if states := w.states(); states[want] < n {
+func (f *fixture) waitForState(want string, n int) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		if states := f.states(); states[want] < n {
 			return fmt.Errorf("%v, want %d of %s", states, n, want)
 		}
 		return nil
@@ -147,15 +147,15 @@ func (w *fixture) waitForState(want string, n int) {
 
 // patches returns the patches that managers have sent since a time, by the name of the Deployment, as
 // "CODE BODY".
-func (w *fixture) patches(since time.Time) map[string][]string {
-	w.Helper()
+func (f *fixture) patches(since time.Time) map[string][]string {
+	f.Helper()
 	all := map[string][]string{}
-	for _, e := range shared.AuditSince(w, since, func(e auditv1.Event) bool {
+	for _, e := range shared.AuditSince(f, since, func(e auditv1.Event) bool {
 		return cluster.AuditPod(e) != "" && e.Verb == "patch" && e.Stage == auditv1.StageResponseComplete &&
-			e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespace && e.ObjectRef.Resource == "deployments"
+			e.ObjectRef != nil && e.ObjectRef.Namespace == f.namespace && e.ObjectRef.Resource == "deployments"
 	}) {
 		if e.RequestObject == nil || !strings.Contains(string(e.RequestObject.Raw), `"resourceVersion"`) {
-			w.Errorf("%s without a version: %v", e.RequestURI, e.RequestObject)
+			f.Errorf("%s without a version: %v", e.RequestURI, e.RequestObject)
 			continue
 		}
 		all[e.ObjectRef.Name] = append(all[e.ObjectRef.Name], fmt.Sprintf("%d %s", e.ResponseStatus.Code, e.RequestObject.Raw))
@@ -165,23 +165,23 @@ func (w *fixture) patches(since time.Time) map[string][]string {
 
 // expectOneWriteEach holds that no Deployment was scaled twice, and that all but a few have their write in
 // the log: it has no answer to what was in flight when a leader was killed.
-func (w *fixture) expectOneWriteEach(since time.Time, n, unanswered int, part string) {
-	w.Helper()
+func (f *fixture) expectOneWriteEach(since time.Time, n, unanswered int, part string) {
+	f.Helper()
 	scaled := func() (count int) {
-		for name, patches := range w.patches(since) {
+		for name, patches := range f.patches(since) {
 			done := slices.DeleteFunc(patches, func(p string) bool { return !strings.HasPrefix(p, "2") })
 			if len(done) > 1 {
-				w.Errorf("%s was scaled %d times: %q", name, len(done), done)
+				f.Errorf("%s was scaled %d times: %q", name, len(done), done)
 			}
 			for _, p := range done {
 				if count++; !strings.Contains(p, part) {
-					w.Errorf("%s: %s, want %s", name, p, part)
+					f.Errorf("%s: %s, want %s", name, p, part)
 				}
 			}
 		}
 		return count
 	}
-	fleet.Eventually(w.ctx, w, func() error { // an object is written before its patch is in the audit log
+	fleet.Eventually(f.ctx, f, func() error { // an object is written before its patch is in the audit log
 		if count := scaled(); count < n-unanswered {
 			return fmt.Errorf("%d writes in the audit log, want %d", count, n)
 		}
@@ -190,10 +190,10 @@ func (w *fixture) expectOneWriteEach(since time.Time, n, unanswered int, part st
 }
 
 // waitForEvent waits for an Event on a Deployment.
-func (w *fixture) waitForEvent(name, reason string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+func (f *fixture) waitForEvent(name, reason string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		events, err := shared.Admin.CoreV1().Events(f.namespace).List(f.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
 		if err == nil && len(events.Items) == 0 {
 			err = errors.New("no Event " + reason + " on " + name)
 		}

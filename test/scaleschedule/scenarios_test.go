@@ -31,68 +31,68 @@ func downtimeIn(d time.Duration) string {
 // TestWorkloadGoesDownAndUp scales a Deployment and a CronJob at a boundary, and back when the annotation
 // goes.
 func TestWorkloadGoesDownAndUp(t *testing.T) {
-	w := newFixture(t, fleet.Patience)
-	w.deploy("a", nil)
-	jobs := shared.Admin.BatchV1().CronJobs(w.namespace)
-	_, err := jobs.Create(w.ctx, &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "j"}, Spec: batchv1.CronJobSpec{Schedule: "0 0 1 1 *",
+	f := newFixture(t, fleet.Patience)
+	f.deploy("a", nil)
+	jobs := shared.Admin.BatchV1().CronJobs(f.namespace)
+	_, err := jobs.Create(f.ctx, &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "j"}, Spec: batchv1.CronJobSpec{Schedule: "0 0 1 1 *",
 		JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever,
 			Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}}}, metav1.CreateOptions{})
 	assert.NoError(t, err)
-	shared.RunLeader(w.ctx, t, args()...)
+	shared.RunLeader(f.ctx, t, args()...)
 	suspended := func(want bool, recorded string) func() error {
 		return func() error {
-			j, err := jobs.Get(w.ctx, "j", metav1.GetOptions{})
+			j, err := jobs.Get(f.ctx, "j", metav1.GetOptions{})
 			if err == nil && (*j.Spec.Suspend != want || j.Annotations[record] != recorded) {
 				err = fmt.Errorf("suspended: %t, record: %q", *j.Spec.Suspend, j.Annotations[record])
 			}
 			return err
 		}
 	}
-	w.annotate(prefix+"downtime", downtimeIn(2*time.Second))
-	w.waitForState("0 (3)", 1)
-	fleet.Eventually(w.ctx, t, suspended(true, "1"))
-	w.waitForEvent("a", "ScaledDown")
-	w.annotate(prefix+"downtime", "")
-	w.waitForState("3", 1)
-	fleet.Eventually(w.ctx, t, suspended(false, ""))
-	w.waitForEvent("a", "ScaledUp")
+	f.annotate(prefix+"downtime", downtimeIn(2*time.Second))
+	f.waitForState("0 (3)", 1)
+	fleet.Eventually(f.ctx, t, suspended(true, "1"))
+	f.waitForEvent("a", "ScaledDown")
+	f.annotate(prefix+"downtime", "")
+	f.waitForState("3", 1)
+	fleet.Eventually(f.ctx, t, suspended(false, ""))
+	f.waitForEvent("a", "ScaledUp")
 }
 
 // TestAutoscalerTakesThePatch is what the real type makes of the patch, and of an index by its target.
 func TestAutoscalerTakesThePatch(t *testing.T) {
-	w := newFixture(t, fleet.Patience)
-	w.deploy("a", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
-	w.deploy("b", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
-	_, err := shared.Admin.AutoscalingV2().HorizontalPodAutoscalers(w.namespace).Create(w.ctx, &autoscalingv2.HorizontalPodAutoscaler{
+	f := newFixture(t, fleet.Patience)
+	f.deploy("a", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
+	f.deploy("b", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
+	_, err := shared.Admin.AutoscalingV2().HorizontalPodAutoscalers(f.namespace).Create(f.ctx, &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Name: "h"},
 		Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 5, ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "a"}},
 	}, metav1.CreateOptions{})
 	assert.NoError(t, err)
-	shared.RunLeader(w.ctx, t, args()...)
-	w.waitForState("1 (3)", 1)
-	w.waitForEvent("a", "ScaledByOther")
-	if states := w.states(); states["3"] != 1 {
+	shared.RunLeader(f.ctx, t, args()...)
+	f.waitForState("1 (3)", 1)
+	f.waitForEvent("a", "ScaledByOther")
+	if states := f.states(); states["3"] != 1 {
 		t.Errorf("%v", states)
 	}
 }
 
 // TestConflictIsDecidedAgain changes a workload between the decision and the write, again and again.
 func TestConflictIsDecidedAgain(t *testing.T) {
-	w := newFixture(t, fleet.Patience)
+	f := newFixture(t, fleet.Patience)
 	for i := range 20 {
-		w.deploy(fmt.Sprintf("a%d", i), nil)
+		f.deploy(fmt.Sprintf("a%d", i), nil)
 	}
-	shared.RunLeader(w.ctx, t, args("--scale-schedule-max-writes-per-second=0")...)
-	w.annotate(prefix+"downtime", downtimeIn(time.Second))
-	writing, stop := context.WithTimeout(w.ctx, 4*time.Second)
+	shared.RunLeader(f.ctx, t, args("--scale-schedule-max-writes-per-second=0")...)
+	f.annotate(prefix+"downtime", downtimeIn(time.Second))
+	writing, stop := context.WithTimeout(f.ctx, 4*time.Second)
 	defer stop()
-	deployments := shared.Admin.AppsV1().Deployments(w.namespace)
+	deployments := shared.Admin.AppsV1().Deployments(f.namespace)
 	for n := 0; writing.Err() == nil; n++ {
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"n":"%d"}}}`, n)
 		_, _ = deployments.Patch(writing, fmt.Sprintf("a%d", n%20), types.MergePatchType, patch, metav1.PatchOptions{})
 	}
-	w.waitForState("0 (3)", 20)
-	w.expectOneWriteEach(w.begin, 20, 0, `"downscaler/original-replicas":"3"`)
+	f.waitForState("0 (3)", 20)
+	f.expectOneWriteEach(f.begin, 20, 0, `"downscaler/original-replicas":"3"`)
 }
 
 // TestLongLeaderIsKilledAtTheBoundary kills the leader while it scales 500 Deployments down and up. Each
@@ -100,31 +100,31 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 	const workloads, workers = 500, 2
 	kills := fleet.Setting(t, "SCALE_KILLS", 20)
-	w := newFixture(t, time.Duration(kills+3)*time.Minute)
-	w.deployAll(workloads)
+	f := newFixture(t, time.Duration(kills+3)*time.Minute)
+	f.deployAll(workloads)
 	// With longer timings, a busy machine ends no leader. A standby sees at once that one was killed.
 	flags := args("--scale-schedule-max-writes-per-second=0")
-	leader := shared.RunLeader(w.ctx, t, flags...)
-	standby := shared.RunStandby(w.ctx, t, flags...)
+	leader := shared.RunLeader(f.ctx, t, flags...)
+	standby := shared.RunStandby(f.ctx, t, flags...)
 	for kill := range kills {
 		want, part, begin := "0 (3)", `"downscaler/original-replicas":"3"`, time.Now()
 		if kill%2 == 0 {
-			w.annotate(prefix+"downtime", downtimeIn(time.Second))
+			f.annotate(prefix+"downtime", downtimeIn(time.Second))
 		} else {
 			want, part = "3", `"replicas":3`
-			w.annotate(prefix+"downtime", "until "+time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
+			f.annotate(prefix+"downtime", "until "+time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
 		}
-		w.waitForState(want, 50+20*kill)
+		f.waitForState(want, 50+20*kill)
 		leader.Kill()
-		if left := workloads - w.states()[want]; left == 0 {
+		if left := workloads - f.states()[want]; left == 0 {
 			t.Logf("kill %d came too late", kill)
 		} else {
 			t.Logf("kill %d left %d of %d", kill, left, workloads)
 		}
-		shared.WaitForLeader(w.ctx, t, standby)
-		w.waitForState(want, workloads)
-		leader, standby = standby, shared.RunStandby(w.ctx, t, flags...)
-		w.expectOneWriteEach(begin, workloads, workers, part)
+		shared.WaitForLeader(f.ctx, t, standby)
+		f.waitForState(want, workloads)
+		leader, standby = standby, shared.RunStandby(f.ctx, t, flags...)
+		f.expectOneWriteEach(begin, workloads, workers, part)
 	}
 }
 
@@ -132,13 +132,13 @@ func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 // how long requests of somebody else take before and meanwhile.
 func TestLongFiveHundredAtOnceAreScaledOnce(t *testing.T) {
 	const workloads = 500
-	w := newFixture(t, 5*time.Minute)
-	w.deployAll(workloads)
-	shared.RunReleased(w.ctx, t, args()...)
+	f := newFixture(t, 5*time.Minute)
+	f.deployAll(workloads)
+	shared.RunReleased(f.ctx, t, args()...)
 	other := newFixture(t, 5*time.Minute)
 	other.deploy("somebody-elses", nil)
 	deployments := shared.Admin.AppsV1().Deployments(other.namespace)
-	probing, stop := context.WithCancel(w.ctx)
+	probing, stop := context.WithCancel(f.ctx)
 	type probe struct {
 		at   time.Time
 		took time.Duration
@@ -157,14 +157,14 @@ func TestLongFiveHundredAtOnceAreScaledOnce(t *testing.T) {
 		result <- probes
 	}()
 	due := time.Now().Add(20 * time.Second)
-	w.annotate(prefix+"downtime", "from "+due.UTC().Format(time.RFC3339Nano))
-	fleet.Wait(w.ctx, time.Until(due.Add(25*time.Second))) // to list all of them would be a load of its own
-	w.waitForState("0 (3)", workloads)
+	f.annotate(prefix+"downtime", "from "+due.UTC().Format(time.RFC3339Nano))
+	fleet.Wait(f.ctx, time.Until(due.Add(25*time.Second))) // to list all of them would be a load of its own
+	f.waitForState("0 (3)", workloads)
 	stop()
 	probes := <-result
 	var first, last time.Time
 	for _, e := range shared.AuditSince(t, due.Add(-time.Second), func(e auditv1.Event) bool {
-		return fleet.IsControllerWrite(e, cluster.AuditPod(e)) && e.ObjectRef.Namespace == w.namespace
+		return fleet.IsControllerWrite(e, cluster.AuditPod(e)) && e.ObjectRef.Namespace == f.namespace
 	}) {
 		if first.IsZero() || e.StageTimestamp.Time.Before(first) {
 			first = e.StageTimestamp.Time
@@ -191,24 +191,24 @@ func TestLongFiveHundredAtOnceAreScaledOnce(t *testing.T) {
 		return took[len(took)/2]
 	}
 	t.Logf("the median of another user's PATCH is %v before and %v meanwhile", median(due.Add(-15*time.Second), due), median(due, last))
-	w.expectOneWriteEach(due.Add(-time.Second), workloads, 0, `"downscaler/original-replicas":"3"`)
+	f.expectOneWriteEach(due.Add(-time.Second), workloads, 0, `"downscaler/original-replicas":"3"`)
 }
 
 // TestLongIdleLeaderSendsNoRequests counts the requests of a leader with 500 Deployments in 50 Namespaces
 // while nothing is due, beyond its Lease and watches.
 func TestLongIdleLeaderSendsNoRequests(t *testing.T) {
 	idle := time.Duration(fleet.Setting(t, "SCALE_IDLE_MINUTES", 5)) * time.Minute
-	w := newFixture(t, idle+10*time.Minute)
+	f := newFixture(t, idle+10*time.Minute)
 	for range 50 {
-		other := *w
-		other.namespace = shared.NewNamespace(w.ctx, t, nil)
+		other := *f
+		other.namespace = shared.NewNamespace(f.ctx, t, nil)
 		other.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
 		other.deployAll(10)
 	}
-	m := shared.RunReleased(w.ctx, t, args()...)
-	fleet.Wait(w.ctx, 10*time.Second)
+	m := shared.RunReleased(f.ctx, t, args()...)
+	fleet.Wait(f.ctx, 10*time.Second)
 	begin := time.Now()
-	fleet.Wait(w.ctx, idle)
+	fleet.Wait(f.ctx, idle)
 	requests := map[string]int{}
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == m.Pod && e.ObjectRef != nil }) {
 		if e.Verb != "watch" && e.ObjectRef.Resource != "leases" {
@@ -228,14 +228,14 @@ func TestLongIdleLeaderSendsNoRequests(t *testing.T) {
 // TestLongGrowthByDeploymentsIsLogged logs the resident memory of a leader in an empty cluster and with 5,000
 // Deployments that have a schedule, in 50 Namespaces.
 func TestLongGrowthByDeploymentsIsLogged(t *testing.T) {
-	w := newFixture(t, 20*time.Minute)
+	f := newFixture(t, 20*time.Minute)
 	measure := func() fleet.Memory {
 		t.Helper()
 		return fleet.MedianMemory(t, func() fleet.Memory {
-			m := shared.RunReleased(w.ctx, t, args()...)
-			fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "SCALE_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
-			memory := shared.MemoryOf(w.ctx, t, m)
-			if err := m.Stop(w.ctx, fleet.Patience); err != nil {
+			m := shared.RunReleased(f.ctx, t, args()...)
+			fleet.Wait(f.ctx, time.Duration(fleet.Setting(t, "SCALE_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
+			memory := shared.MemoryOf(f.ctx, t, m)
+			if err := m.Stop(f.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
 			return memory
@@ -243,8 +243,8 @@ func TestLongGrowthByDeploymentsIsLogged(t *testing.T) {
 	}
 	empty := measure()
 	for range 50 {
-		other := *w
-		other.namespace = shared.NewNamespace(w.ctx, t, nil)
+		other := *f
+		other.namespace = shared.NewNamespace(f.ctx, t, nil)
 		other.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
 		other.deployAll(100)
 	}

@@ -17,10 +17,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-func (w *fixture) patch(name, patch string) {
-	w.Helper()
-	if _, err := shared.Admin.AppsV1().Deployments(w.namespace).Patch(w.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.Error(err)
+func (f *fixture) patch(name, patch string) {
+	f.Helper()
+	if _, err := shared.Admin.AppsV1().Deployments(f.namespace).Patch(f.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		f.Error(err)
 	}
 }
 
@@ -42,30 +42,30 @@ func TestMigrationWritesNothing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, 2*fleet.Patience)
+			f := newFixture(t, 2*fleet.Patience)
 			flags := args(original.flags...)
-			w.annotate(prefix+original.night[0], original.night[1])
-			w.deploy("down", nil)
-			w.patch("down", `{"metadata":{"annotations":{"downscaler/original-replicas":"3"}},"spec":{"replicas":0}}`)
-			w.deploy("stopped", nil)
-			w.patch("stopped", `{"spec":{"replicas":0}}`)
-			w.deploy("kept", map[string]string{prefix + original.kept[0]: original.kept[1]})
-			w.deploy("invalid", map[string]string{prefix + "uptime": "Mon-Fri 8-18 PST"})
-			dry := shared.RunLeader(w.ctx, t, append(flags, "--scale-schedule-dry-run")...)
-			w.waitForEvent("invalid", "InvalidSchedule")
-			if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+			f.annotate(prefix+original.night[0], original.night[1])
+			f.deploy("down", nil)
+			f.patch("down", `{"metadata":{"annotations":{"downscaler/original-replicas":"3"}},"spec":{"replicas":0}}`)
+			f.deploy("stopped", nil)
+			f.patch("stopped", `{"spec":{"replicas":0}}`)
+			f.deploy("kept", map[string]string{prefix + original.kept[0]: original.kept[1]})
+			f.deploy("invalid", map[string]string{prefix + "uptime": "Mon-Fri 8-18 PST"})
+			dry := shared.RunLeader(f.ctx, t, append(flags, "--scale-schedule-dry-run")...)
+			f.waitForEvent("invalid", "InvalidSchedule")
+			if err := dry.Stop(f.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
-			shared.RunLeader(w.ctx, t, flags...)
-			w.deploy("new", nil)
-			w.waitForState("0 (3)", 2) // new, and down
-			patches := w.patches(w.begin)
+			shared.RunLeader(f.ctx, t, flags...)
+			f.deploy("new", nil)
+			f.waitForState("0 (3)", 2) // new, and down
+			patches := f.patches(f.begin)
 			if delete(patches, "new"); len(patches) > 0 {
 				t.Errorf("the migration has written %q", patches)
 			}
-			w.annotate(prefix+original.night[0], "")
-			w.waitForState("3", 4)
-			if states := w.states(); states["0"] != 1 {
+			f.annotate(prefix+original.night[0], "")
+			f.waitForState("3", 4)
+			if states := f.states(); states["0"] != 1 {
 				t.Errorf("%v", states)
 			}
 		})
@@ -77,9 +77,9 @@ func TestMigrationWritesNothing(t *testing.T) {
 // meanwhile.
 func TestLongTenantWithNonsenseDelaysNobody(t *testing.T) {
 	workloads := fleet.Setting(t, "SCALE_NONSENSE", 2000)
-	w, other := newFixture(t, 8*time.Minute), newFixture(t, 8*time.Minute)
-	m := shared.RunReleased(w.ctx, t, args()...)
-	before := shared.MemoryOf(w.ctx, t, m)
+	f, other := newFixture(t, 8*time.Minute), newFixture(t, 8*time.Minute)
+	m := shared.RunReleased(f.ctx, t, args()...)
+	before := shared.MemoryOf(f.ctx, t, m)
 	nonsense := []string{
 		"x", strings.Repeat("x", 250<<10), strings.Repeat("never,", 300), "Mon-Fri 8-18 ../../etc/passwd", strings.Repeat("8-9 Europe/Berlin,", 40) + "always", "-", "Sun-Sat 24-0 Etc/GMT+12",
 		"from 0001-01-01T00:00:00+14:00, until 9999-12-31T23:59:59.999999999-12:00", "2147483648", "1ns", "Mon-Mon 00:00-24:00 Antarctica/Troll",
@@ -92,14 +92,14 @@ func TestLongTenantWithNonsenseDelaysNobody(t *testing.T) {
 	for part := range 10 {
 		creating.Go(func() {
 			for i := part; i < workloads; i += 10 {
-				w.deploy(fmt.Sprintf("a%d", i), nonsenseAnnotations(i))
+				f.deploy(fmt.Sprintf("a%d", i), nonsenseAnnotations(i))
 			}
 		})
 	}
 	creating.Wait()
-	writing, stop := context.WithCancel(w.ctx)
+	writing, stop := context.WithCancel(f.ctx)
 	var tenants sync.WaitGroup
-	deployments := shared.Admin.AppsV1().Deployments(w.namespace)
+	deployments := shared.Admin.AppsV1().Deployments(f.namespace)
 	for part := range 4 {
 		tenants.Go(func() {
 			for n := part; writing.Err() == nil; n += 4 {
@@ -118,10 +118,10 @@ func TestLongTenantWithNonsenseDelaysNobody(t *testing.T) {
 	other.annotate(prefix+"downtime", "always")
 	other.waitForState("0 (3)", 1)
 	t.Logf("somebody else's Deployment was scaled %v after its annotation", time.Since(begin).Round(time.Millisecond))
-	fleet.Wait(w.ctx, 20*time.Second)
+	fleet.Wait(f.ctx, 20*time.Second)
 	stop()
 	tenants.Wait()
-	growth := shared.MemoryOf(w.ctx, t, m).Minus(before)
+	growth := shared.MemoryOf(f.ctx, t, m).Minus(before)
 	t.Logf("%d Deployments take %v", workloads, growth)
 	if growth.Live > 4+float64(4*workloads)/1024 { // MiB: what any Deployments take, and 4 KiB each
 		t.Errorf("%.1f MiB of live heap", growth.Live)

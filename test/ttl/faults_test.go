@@ -33,40 +33,40 @@ func matchDelete(name string) func(*http.Request) bool {
 // TestLeaderDiesBetweenItsRequests crashes after the live read. Meanwhile the object is replaced
 // by one of the same name that nobody has given a TTL.
 func TestLeaderDiesBetweenItsRequests(t *testing.T) {
-	w := newFixture(t)
-	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	f := newFixture(t)
+	replica, proxy := shared.NewReplicaBehindProxy(f.ctx, t)
 	never := make(chan struct{})
 	defer close(never)
 	replaced := proxy.Add(faultproxy.Rule{Match: matchDelete("replaced"), Hold: never})
 	kept := proxy.Add(faultproxy.Rule{Match: matchDelete("kept"), Hold: never})
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args(fleet.ShortTimings...)})
-	shared.WaitForLeader(w.ctx, t, m)
-	old := w.createConfigMap("replaced", expiresIn(0))
-	w.createConfigMap("kept", expiresIn(0))
+	shared.WaitForLeader(f.ctx, t, m)
+	old := f.createConfigMap("replaced", expiresIn(0))
+	f.createConfigMap("kept", expiresIn(0))
 	for _, rule := range []*faultproxy.ActiveRule{replaced, kept} {
-		assert.NoError(t, rule.WaitHits(w.ctx, 1))
+		assert.NoError(t, rule.WaitHits(f.ctx, 1))
 	}
-	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
-	assert.NoError(t, maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}))
-	successor := w.createConfigMap("replaced", nil)
+	maps := shared.Admin.CoreV1().ConfigMaps(f.namespace)
+	assert.NoError(t, maps.Delete(f.ctx, "replaced", metav1.DeleteOptions{}))
+	successor := f.createConfigMap("replaced", nil)
 	if successor.UID == old.UID {
 		t.Fatal("it is the same object")
 	}
 	m.Kill()
-	shared.RunLeader(w.ctx, t, args(fleet.ShortTimings...)...)
-	w.waitUntilGone("kept")
-	w.settle()
-	if now, err := maps.Get(w.ctx, "replaced", metav1.GetOptions{}); err != nil || now.UID != successor.UID || now.DeletionTimestamp != nil {
+	shared.RunLeader(f.ctx, t, args(fleet.ShortTimings...)...)
+	f.waitUntilGone("kept")
+	f.settle()
+	if now, err := maps.Get(f.ctx, "replaced", metav1.GetOptions{}); err != nil || now.UID != successor.UID || now.DeletionTimestamp != nil {
 		t.Errorf("%v, %v", now, err)
 	}
-	w.expectDeleted("configmaps/kept")
+	f.expectDeleted("configmaps/kept")
 }
 
 // TestFailuresAreRetriedToTheEnd answers the first deletions of an object in other ways, and replaces one
 // while the answer is on its way.
 func TestFailuresAreRetriedToTheEnd(t *testing.T) {
-	w := newFixture(t)
-	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	f := newFixture(t)
+	replica, proxy := shared.NewReplicaBehindProxy(f.ctx, t)
 	faults := map[string][]faultproxy.Rule{
 		"conflict": {{Times: 2, Status: 409}}, "told-to-wait": {{Times: 2, Status: 429, RetryAfter: time.Second}}, "internal-error": {{Times: 2, Status: 500}},
 		"unavailable": {{Times: 2, Status: 503}}, "slow": {{Times: 1, Delay: 2 * time.Second}}, "not-answered": {{Times: 1, DropResponse: true}}, "nothing": nil,
@@ -80,26 +80,26 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	hold := make(chan struct{})
 	held := proxy.Add(faultproxy.Rule{Match: matchDelete("replaced"), Hold: hold, Times: 1})
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--ttl-concurrent-syncs=4")})
-	shared.WaitForLeader(w.ctx, t, m)
-	w.createConfigMap("replaced", expiresIn(0))
-	assert.NoError(t, held.WaitHits(w.ctx, 1))
-	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
-	assert.NoError(t, maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}))
-	w.createConfigMap("replaced", nil)
+	shared.WaitForLeader(f.ctx, t, m)
+	f.createConfigMap("replaced", expiresIn(0))
+	assert.NoError(t, held.WaitHits(f.ctx, 1))
+	maps := shared.Admin.CoreV1().ConfigMaps(f.namespace)
+	assert.NoError(t, maps.Delete(f.ctx, "replaced", metav1.DeleteOptions{}))
+	f.createConfigMap("replaced", nil)
 	close(hold) // the request that names the old object arrives now
 	var want []string
 	for name := range faults {
-		w.createConfigMap(name, expiresIn(0))
+		f.createConfigMap(name, expiresIn(0))
 		want = append(want, "configmaps/"+name)
 	}
 	for name := range faults {
-		w.waitUntilGone(name)
+		f.waitUntilGone(name)
 	}
-	w.settle()
-	if _, err := maps.Get(w.ctx, "replaced", metav1.GetOptions{}); err != nil {
+	f.settle()
+	if _, err := maps.Get(f.ctx, "replaced", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
-	w.expectDeleted(want...)
+	f.expectDeleted(want...)
 }
 
 // TestLongThousandDueAtOnceAreDeleted has as many objects of a namespace due in the same second as the
@@ -107,9 +107,9 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 // before and meanwhile.
 func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	const objects = 1000
-	w := newFixture(t)
-	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
-	m := shared.RunLeader(w.ctx, t, args(fmt.Sprintf("--ttl-max-deletions-per-minute=%d", objects))...)
+	f := newFixture(t)
+	f.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
+	m := shared.RunLeader(f.ctx, t, args(fmt.Sprintf("--ttl-max-deletions-per-minute=%d", objects))...)
 	annotations := expiresIn(time.Minute)
 	deadline, err := time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
 	assert.NoError(t, err)
@@ -117,7 +117,7 @@ func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	for part := range 10 {
 		creating.Go(func() {
 			for i := range objects / 10 {
-				w.createConfigMap(fmt.Sprintf("cm-%d-%d", part, i), annotations)
+				f.createConfigMap(fmt.Sprintf("cm-%d-%d", part, i), annotations)
 			}
 		})
 	}
@@ -126,10 +126,10 @@ func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	if deadline.Sub(begin) < 5*time.Second {
 		t.Fatalf("creating %d objects took until %v before the deadline", objects, deadline.Sub(begin))
 	}
-	stop := w.startProbes()
-	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
-	fleet.Eventually(w.ctx, t, func() error {
-		list, err := maps.List(w.ctx, metav1.ListOptions{Limit: 3}) // all of them would be a load of its own
+	stop := f.startProbes()
+	maps := shared.Admin.CoreV1().ConfigMaps(f.namespace)
+	fleet.Eventually(f.ctx, t, func() error {
+		list, err := maps.List(f.ctx, metav1.ListOptions{Limit: 3}) // all of them would be a load of its own
 		if err == nil && len(list.Items) > 2 {                      // kube-root-ca.crt, and the probe's
 			err = errors.New("some are left")
 		}
@@ -137,7 +137,7 @@ func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	})
 	probes := stop()
 	var last time.Time
-	for _, d := range w.deletions() {
+	for _, d := range f.deletions() {
 		if d.StageTimestamp.After(last) {
 			last = d.StageTimestamp.Time
 		}
@@ -145,15 +145,15 @@ func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	t.Logf("all gone %v after the deadline", last.Sub(deadline))
 	t.Logf("a read and a write of somebody else before:    %s", latencies(probes, begin, deadline))
 	t.Logf("a read and a write of somebody else meanwhile: %s", latencies(probes, deadline, last))
-	w.createConfigMap("one-more", expiresIn(0))
-	fleet.Eventually(w.ctx, t, func() error {
+	f.createConfigMap("one-more", expiresIn(0))
+	fleet.Eventually(f.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_breaker_open 0", "quartermaster_ttl_stopped_namespaces 1",
 			`quartermaster_ttl_breaker_trips_total{scope="namespace"} 1`, "quartermaster_ttl_overdue_objects 1")
 	})
-	w.waitForEvent(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
+	f.waitForEvent(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
 	other := newFixture(t)
 	other.settle() // another namespace's
-	if _, err := maps.Get(w.ctx, "one-more", metav1.GetOptions{}); err != nil {
+	if _, err := maps.Get(f.ctx, "one-more", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -165,10 +165,10 @@ type probe struct {
 }
 
 // startProbes sends probes, 20 a second if they take no time, until it is stopped.
-func (w *fixture) startProbes() (stop func() []probe) {
-	w.createConfigMap("somebody-elses", nil)
-	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
-	ctx, cancel := context.WithCancel(w.ctx)
+func (f *fixture) startProbes() (stop func() []probe) {
+	f.createConfigMap("somebody-elses", nil)
+	maps := shared.Admin.CoreV1().ConfigMaps(f.namespace)
+	ctx, cancel := context.WithCancel(f.ctx)
 	result := make(chan []probe)
 	go func() {
 		var probes []probe
@@ -181,7 +181,7 @@ func (w *fixture) startProbes() (stop func() []probe) {
 			if err == nil {
 				probes = append(probes, probe{begin, time.Since(begin)})
 			} else if ctx.Err() == nil {
-				w.Error(err)
+				f.Error(err)
 			}
 			select {
 			case <-ctx.Done():

@@ -57,9 +57,9 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := &fixture{T: t, ctx: fleet.Context(t), begin: time.Now()}
-	w.namespace = shared.NewNamespace(w.ctx, w, nil)
-	return w
+	f := &fixture{T: t, ctx: fleet.Context(t), begin: time.Now()}
+	f.namespace = shared.NewNamespace(f.ctx, f, nil)
+	return f
 }
 
 // expiresIn returns the native annotation of a deadline.
@@ -68,24 +68,24 @@ func expiresIn(d time.Duration) map[string]string {
 }
 
 // createConfigMap creates a ConfigMap.
-func (w *fixture) createConfigMap(name string, annotations map[string]string) *corev1.ConfigMap {
-	w.Helper()
-	return w.createConfigMapIn(w.namespace, name, annotations)
+func (f *fixture) createConfigMap(name string, annotations map[string]string) *corev1.ConfigMap {
+	f.Helper()
+	return f.createConfigMapIn(f.namespace, name, annotations)
 }
 
-func (w *fixture) createConfigMapIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
-	w.Helper()
-	cm, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(w.ctx, &corev1.ConfigMap{
+func (f *fixture) createConfigMapIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
+	f.Helper()
+	cm, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(f.ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}, metav1.CreateOptions{})
-	assert.NoError(w, err)
+	assert.NoError(f, err)
 	return cm
 }
 
 // waitUntilGone waits until an object does not exist.
-func waitUntilGone[T any](w *fixture, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		_, err := get(w.ctx, name, metav1.GetOptions{})
+func waitUntilGone[T any](f *fixture, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		_, err := get(f.ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -93,40 +93,40 @@ func waitUntilGone[T any](w *fixture, get func(context.Context, string, metav1.G
 	})
 }
 
-func (w *fixture) waitUntilGone(names ...string) {
-	w.Helper()
+func (f *fixture) waitUntilGone(names ...string) {
+	f.Helper()
 	for _, name := range names {
-		waitUntilGone(w, shared.Admin.CoreV1().ConfigMaps(w.namespace).Get, name)
+		waitUntilGone(f, shared.Admin.CoreV1().ConfigMaps(f.namespace).Get, name)
 	}
 }
 
 // writeRules writes a file of rules, in which NS is the namespace, and returns its path.
-func (w *fixture) writeRules(text string) string {
-	w.Helper()
-	return w.writeFile("rules:" + strings.ReplaceAll(text, "NS", w.namespace))
+func (f *fixture) writeRules(text string) string {
+	f.Helper()
+	return f.writeFile("rules:" + strings.ReplaceAll(text, "NS", f.namespace))
 }
 
 // writeFile writes a file, and returns its path.
-func (w *fixture) writeFile(text string) string {
-	w.Helper()
-	path := filepath.Join(w.TempDir(), "rules.yaml")
-	assert.NoError(w, os.WriteFile(path, []byte(text), 0o600))
+func (f *fixture) writeFile(text string) string {
+	f.Helper()
+	path := filepath.Join(f.TempDir(), "rules.yaml")
+	assert.NoError(f, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
 // settle waits until the controller has decided on everything that happened before.
-func (w *fixture) settle() {
-	w.Helper()
+func (f *fixture) settle() {
+	f.Helper()
 	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
-	w.createConfigMap(name, expiresIn(0))
-	w.waitUntilGone(name)
+	f.createConfigMap(name, expiresIn(0))
+	f.waitUntilGone(name)
 }
 
 // waitForEvent waits for an Event.
-func (w *fixture) waitForEvent(namespace, name, reason string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		events, err := shared.Admin.CoreV1().Events(namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+func (f *fixture) waitForEvent(namespace, name, reason string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		events, err := shared.Admin.CoreV1().Events(namespace).List(f.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
 		if err == nil && len(events.Items) == 0 {
 			err = fmt.Errorf("no Event %s on %s", reason, name)
 		}
@@ -142,22 +142,22 @@ type deletion struct {
 
 // deletions returns the deletions that managers have asked for since the beginning, and judges each:
 // it must name one object in one version, and nothing that is protected.
-func (w *fixture) deletions() (list []deletion) {
-	w.Helper()
-	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool {
+func (f *fixture) deletions() (list []deletion) {
+	f.Helper()
+	for _, e := range shared.AuditSince(f, f.begin, func(e auditv1.Event) bool {
 		return cluster.AuditPod(e) != "" && strings.HasPrefix(e.Verb, "delete") && e.Stage == auditv1.StageResponseComplete
 	}) {
 		d := deletion{Event: e}
 		if e.RequestObject != nil {
-			assert.NoError(w, json.Unmarshal(e.RequestObject.Raw, &d.options))
+			assert.NoError(f, json.Unmarshal(e.RequestObject.Raw, &d.options))
 		}
 		p := d.options.Preconditions
 		if e.Verb != "delete" || p == nil || p.UID == nil || p.ResourceVersion == nil || *d.options.PropagationPolicy != metav1.DeletePropagationBackground {
-			w.Errorf("%s %s with %v", e.Verb, e.RequestURI, d.options)
+			f.Errorf("%s %s with %v", e.Verb, e.RequestURI, d.options)
 		}
 		if ref := e.ObjectRef; strings.HasPrefix(ref.Namespace, "kube-") || slices.Contains([]string{"nodes", "persistentvolumes", "customresourcedefinitions"}, ref.Resource) ||
 			ref.Resource == "namespaces" && (strings.HasPrefix(ref.Name, "kube-") || ref.Name == "default") {
-			w.Errorf("%s %s: it is protected", e.Verb, e.RequestURI)
+			f.Errorf("%s %s: it is protected", e.Verb, e.RequestURI)
 		}
 		list = append(list, d)
 	}
@@ -165,13 +165,13 @@ func (w *fixture) deletions() (list []deletion) {
 }
 
 // expectDeleted compares what managers have deleted in the namespace, canaries left out.
-func (w *fixture) expectDeleted(want ...string) {
-	w.Helper()
+func (f *fixture) expectDeleted(want ...string) {
+	f.Helper()
 	var got []string
-	fleet.Eventually(w.ctx, w, func() error { // an object is gone before its deletion is in the audit log
+	fleet.Eventually(f.ctx, f, func() error { // an object is gone before its deletion is in the audit log
 		got = nil
-		for _, d := range w.deletions() {
-			if ref := d.ObjectRef; ref.Namespace == w.namespace && d.ResponseStatus.Code < 300 && !strings.HasPrefix(ref.Name, "canary-") {
+		for _, d := range f.deletions() {
+			if ref := d.ObjectRef; ref.Namespace == f.namespace && d.ResponseStatus.Code < 300 && !strings.HasPrefix(ref.Name, "canary-") {
 				got = append(got, ref.Resource+"/"+ref.Name)
 			}
 		}
@@ -183,6 +183,6 @@ func (w *fixture) expectDeleted(want ...string) {
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		w.Errorf("deleted %q, want %q", got, want)
+		f.Errorf("deleted %q, want %q", got, want)
 	}
 }

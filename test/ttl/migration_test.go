@@ -26,7 +26,7 @@ func TestMigrationWritesNothing(t *testing.T) {
 	for name, original := range map[string]struct {
 		file string
 		// createLeftovers creates what the original leaves behind, and returns the names of what is due after 1 s.
-		createLeftovers func(w *fixture) []string
+		createLeftovers func(f *fixture) []string
 	}{
 		"kube-janitor with a rules file": {
 			file: `rules:
@@ -41,53 +41,53 @@ func TestMigrationWritesNothing(t *testing.T) {
   when: object.metadata.name.startsWith('pr-')
   ttl: 4h
 `,
-			createLeftovers: func(w *fixture) []string {
-				w.createConfigMap("without-label", nil)
-				w.createConfigMap("forever", map[string]string{"janitor/ttl": "forever"})
-				w.createConfigMap("notified", map[string]string{"janitor/ttl": "7d", "janitor/notified": "yes"})
-				w.createJob("pr-1")
+			createLeftovers: func(f *fixture) []string {
+				f.createConfigMap("without-label", nil)
+				f.createConfigMap("forever", map[string]string{"janitor/ttl": "forever"})
+				f.createConfigMap("notified", map[string]string{"janitor/ttl": "7d", "janitor/notified": "yes"})
+				f.createJob("pr-1")
 				return []string{"without-label", "pr-1"}
 			},
 		},
 		"kube-cleanup-operator with its defaults": {
 			file: string(example),
-			createLeftovers: func(w *fixture) []string {
+			createLeftovers: func(f *fixture) []string {
 				for _, name := range []string{"succeeded", "failed", "runs"} {
-					w.createJob(name)
+					f.createJob(name)
 				}
-				w.endJob("succeeded", corev1.PodSucceeded)
-				w.endJob("failed", corev1.PodFailed)
-				w.createPod("evicted", corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"})
-				w.createPod("orphaned", corev1.PodStatus{Phase: corev1.PodSucceeded})
-				w.createPod("not-ready", corev1.PodStatus{Phase: corev1.PodRunning})
+				f.endJob("succeeded", corev1.PodSucceeded)
+				f.endJob("failed", corev1.PodFailed)
+				f.createPod("evicted", corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"})
+				f.createPod("orphaned", corev1.PodStatus{Phase: corev1.PodSucceeded})
+				f.createPod("not-ready", corev1.PodStatus{Phase: corev1.PodRunning})
 				return []string{"succeeded", "evicted", "orphaned"}
 			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t)
+			f := newFixture(t)
 			short := original.file
 			for _, ttl := range []string{"15m", "1h", "4h", "4d"} {
 				short = strings.ReplaceAll(short, "ttl: "+ttl, "ttl: 1s")
 			}
-			namespaceFlag := "--ttl-include-namespaces=" + w.namespace
-			due := original.createLeftovers(w)
-			dry := shared.RunLeader(w.ctx, t, args(namespaceFlag, "--ttl-dry-run", "--ttl-rules="+w.writeFile(short))...)
+			namespaceFlag := "--ttl-include-namespaces=" + f.namespace
+			due := original.createLeftovers(f)
+			dry := shared.RunLeader(f.ctx, t, args(namespaceFlag, "--ttl-dry-run", "--ttl-rules="+f.writeFile(short))...)
 			for _, name := range due {
-				w.waitForEvent(w.namespace, name, "WouldDeleteExpiredTTL")
+				f.waitForEvent(f.namespace, name, "WouldDeleteExpiredTTL")
 			}
-			if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+			if err := dry.Stop(f.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
-			shared.RunLeader(w.ctx, t, args(namespaceFlag, "--ttl-rules="+w.writeFile(original.file))...)
-			w.settle()
-			for _, e := range shared.AuditSince(t, w.begin, func(e auditv1.Event) bool {
-				return cluster.AuditPod(e) != "" && e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespace && e.ObjectRef.Resource != "events" &&
+			shared.RunLeader(f.ctx, t, args(namespaceFlag, "--ttl-rules="+f.writeFile(original.file))...)
+			f.settle()
+			for _, e := range shared.AuditSince(t, f.begin, func(e auditv1.Event) bool {
+				return cluster.AuditPod(e) != "" && e.ObjectRef != nil && e.ObjectRef.Namespace == f.namespace && e.ObjectRef.Resource != "events" &&
 					e.Verb != "get" && e.Verb != "list" && e.Verb != "watch" && !strings.HasPrefix(e.ObjectRef.Name, "canary-")
 			}) {
 				t.Errorf("the migration has sent %s %s", e.Verb, e.RequestURI)
 			}
-			if reported := w.countEvents("WouldDeleteExpiredTTL"); reported != len(due) {
+			if reported := f.countEvents("WouldDeleteExpiredTTL"); reported != len(due) {
 				t.Errorf("%d objects are due, want %q", reported, due)
 			}
 		})
@@ -95,22 +95,22 @@ func TestMigrationWritesNothing(t *testing.T) {
 }
 
 // createPod creates a Pod without an owner, in a state that a kubelet reports.
-func (w *fixture) createPod(name string, status corev1.PodStatus) {
-	w.Helper()
-	pods := shared.Admin.CoreV1().Pods(w.namespace)
-	pod, err := pods.Create(w.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: podTemplate().Spec}, metav1.CreateOptions{})
+func (f *fixture) createPod(name string, status corev1.PodStatus) {
+	f.Helper()
+	pods := shared.Admin.CoreV1().Pods(f.namespace)
+	pod, err := pods.Create(f.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: podTemplate().Spec}, metav1.CreateOptions{})
 	if err == nil {
 		status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(time.Now())}}
 		pod.Status = status
-		_, err = pods.UpdateStatus(w.ctx, pod, metav1.UpdateOptions{})
+		_, err = pods.UpdateStatus(f.ctx, pod, metav1.UpdateOptions{})
 	}
-	assert.NoError(w, err)
+	assert.NoError(f, err)
 }
 
 // countEvents counts the Events of a reason in the namespace.
-func (w *fixture) countEvents(reason string) int {
-	w.Helper()
-	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
-	assert.NoError(w, err)
+func (f *fixture) countEvents(reason string) int {
+	f.Helper()
+	events, err := shared.Admin.CoreV1().Events(f.namespace).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
+	assert.NoError(f, err)
 	return len(events.Items)
 }

@@ -41,20 +41,20 @@ const ruleR = `
   ttl: 2s`
 
 // createJob creates a Job, whose Pod never starts.
-func (w *fixture) createJob(name string) {
-	w.Helper()
-	if _, err := shared.Admin.BatchV1().Jobs(w.namespace).Create(w.ctx, &batchv1.Job{
+func (f *fixture) createJob(name string) {
+	f.Helper()
+	if _, err := shared.Admin.BatchV1().Jobs(f.namespace).Create(f.ctx, &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), Template: podTemplate()}}, metav1.CreateOptions{}); err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 }
 
 // endJob ends the Pod of a Job, as a kubelet does.
-func (w *fixture) endJob(name string, phase corev1.PodPhase) {
-	w.Helper()
-	pods := shared.Admin.CoreV1().Pods(w.namespace)
-	fleet.Eventually(w.ctx, w, func() error {
-		list, err := pods.List(w.ctx, metav1.ListOptions{LabelSelector: "job-name=" + name})
+func (f *fixture) endJob(name string, phase corev1.PodPhase) {
+	f.Helper()
+	pods := shared.Admin.CoreV1().Pods(f.namespace)
+	fleet.Eventually(f.ctx, f, func() error {
+		list, err := pods.List(f.ctx, metav1.ListOptions{LabelSelector: "job-name=" + name})
 		if err == nil && len(list.Items) == 0 {
 			err = errors.New("the Job has no Pod")
 		}
@@ -63,22 +63,22 @@ func (w *fixture) endJob(name string, phase corev1.PodPhase) {
 		}
 		pod := &list.Items[0]
 		pod.Status.Phase = phase
-		_, err = pods.UpdateStatus(w.ctx, pod, metav1.UpdateOptions{})
+		_, err = pods.UpdateStatus(f.ctx, pod, metav1.UpdateOptions{})
 		return err
 	})
 }
 
 // waitForMetric waits until a metric of the manager has a value.
-func (w *fixture) waitForMetric(m *cluster.Manager, line string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error { return fleet.Answers(m.InsecureURL+"/metrics", "", 200, line) })
+func (f *fixture) waitForMetric(m *cluster.Manager, line string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error { return fleet.Answers(m.InsecureURL+"/metrics", "", 200, line) })
 }
 
 // TestRulesDeleteOnTheAPIServer has what depends on the API server and on Kubernetes' own controllers.
 func TestRulesDeleteOnTheAPIServer(t *testing.T) {
-	w := newFixture(t)
+	f := newFixture(t)
 	temp := newFixture(t)
-	m := shared.RunLeader(w.ctx, t, args("--v=2", "--ttl-rules="+w.writeRules(ruleR+`
+	m := shared.RunLeader(f.ctx, t, args("--v=2", "--ttl-rules="+f.writeRules(ruleR+`
 - {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == '`+temp.namespace+`'", ttl: 20s}
 - {name: widgets, resources: [widgets.v1.example.com], when: object.metadata.namespace == 'NS' && object.spec.old, ttl: 0s}
 - {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
@@ -88,50 +88,50 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 	deployments := shared.Admin.AppsV1().Deployments(temp.namespace)
 	template := podTemplate()
 	template.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	if _, err := deployments.Create(w.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"},
+	if _, err := deployments.Create(f.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"},
 		Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 
 	// Jobs that are done, run, fail, and are kept by an annotation.
 	for _, name := range []string{"done", "runs", "fails", "kept"} {
-		w.createJob(name)
+		f.createJob(name)
 	}
-	w.annotate("job/kept", "quartermaster.dev/ttl=forever")
-	w.endJob("done", corev1.PodSucceeded)
-	w.endJob("kept", corev1.PodSucceeded)
-	w.endJob("fails", corev1.PodFailed)
-	jobs, pods := shared.Admin.BatchV1().Jobs(w.namespace), shared.Admin.CoreV1().Pods(w.namespace)
-	waitUntilGone(w, jobs.Get, "done")
-	w.waitForEvent(w.namespace, "done", "DeletedExpiredTTL")
-	fleet.Eventually(w.ctx, t, func() error {
-		list, err := pods.List(w.ctx, metav1.ListOptions{LabelSelector: "job-name=done"})
+	f.annotate("job/kept", "quartermaster.dev/ttl=forever")
+	f.endJob("done", corev1.PodSucceeded)
+	f.endJob("kept", corev1.PodSucceeded)
+	f.endJob("fails", corev1.PodFailed)
+	jobs, pods := shared.Admin.BatchV1().Jobs(f.namespace), shared.Admin.CoreV1().Pods(f.namespace)
+	waitUntilGone(f, jobs.Get, "done")
+	f.waitForEvent(f.namespace, "done", "DeletedExpiredTTL")
+	fleet.Eventually(f.ctx, t, func() error {
+		list, err := pods.List(f.ctx, metav1.ListOptions{LabelSelector: "job-name=done"})
 		if err == nil && len(list.Items) > 0 {
 			err = errors.New("its Pod is left")
 		}
 		return err
 	})
-	w.waitForMetric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="success",rule="r"} 1`)
+	f.waitForMetric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="success",rule="r"} 1`)
 
 	// A rule that fails, and an expensive object, keep nobody waiting.
-	if _, err := shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, newClaim("missing"), metav1.CreateOptions{}); err != nil {
+	if _, err := shared.Admin.CoreV1().PersistentVolumeClaims(f.namespace).Create(f.ctx, newClaim("missing"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.waitForMetric(m, `quartermaster_ttl_rule_errors_total{rule="missing"} 1`)
+	f.waitForMetric(m, `quartermaster_ttl_rule_errors_total{rule="missing"} 1`)
 	hostile := map[string]string{}
 	for i := range 10_000 {
 		hostile[fmt.Sprintf("key-%d", i)] = fmt.Sprintf("%080d", i)
 	}
 	begin := cpuTime(t, m)
-	if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "hostile"}, Data: hostile}, metav1.CreateOptions{}); err != nil {
+	if _, err := shared.Admin.CoreV1().ConfigMaps(f.namespace).Create(f.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "hostile"}, Data: hostile}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.waitForMetric(m, `quartermaster_ttl_rule_errors_total{rule="expensive"} 1`)
+	f.waitForMetric(m, `quartermaster_ttl_rule_errors_total{rule="expensive"} 1`)
 	t.Logf("CPU time for an expensive ConfigMap of 1 MB: %v", cpuTime(t, m)-begin)
-	w.settle()
+	f.settle()
 
 	// A type that comes later.
-	if _, err := shared.Objects.Resource(definitions).Create(w.ctx, widgetDefinition(), metav1.CreateOptions{}); err != nil {
+	if _, err := shared.Objects.Resource(definitions).Create(f.ctx, widgetDefinition(), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -140,31 +140,31 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 		}
 	})
 	widget := func(namespace, name string, old bool) {
-		fleet.Eventually(w.ctx, t, func() error {
-			_, err := shared.Objects.Resource(widgets).Namespace(namespace).Create(w.ctx, newObject("example.com/v1", "Widget", name, map[string]any{"spec": map[string]any{"old": old}}), metav1.CreateOptions{})
+		fleet.Eventually(f.ctx, t, func() error {
+			_, err := shared.Objects.Resource(widgets).Namespace(namespace).Create(f.ctx, newObject("example.com/v1", "Widget", name, map[string]any{"spec": map[string]any{"old": old}}), metav1.CreateOptions{})
 			return err
 		})
 	}
-	widget(w.namespace, "old", true)
-	widget(w.namespace, "new", false)
+	widget(f.namespace, "old", true)
+	widget(f.namespace, "new", false)
 	widget(temp.namespace, "temporary", false)
-	for namespace, name := range map[string]string{w.namespace: "old", temp.namespace: "temporary"} {
-		waitUntilGone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (any, error) {
+	for namespace, name := range map[string]string{f.namespace: "old", temp.namespace: "temporary"} {
+		waitUntilGone(f, func(ctx context.Context, name string, opts metav1.GetOptions) (any, error) {
 			return shared.Objects.Resource(widgets).Namespace(namespace).Get(ctx, name, opts)
 		}, name)
 	}
 
-	waitUntilGone(w, deployments.Get, "d")
-	w.settle()
-	if _, err := jobs.Get(w.ctx, "fails", metav1.GetOptions{}); err != nil {
+	waitUntilGone(f, deployments.Get, "d")
+	f.settle()
+	if _, err := jobs.Get(f.ctx, "fails", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
-	w.expectDeleted("jobs/done", "widgets/old")
+	f.expectDeleted("jobs/done", "widgets/old")
 	temp.expectDeleted("deployments/d", "widgets/temporary") // and neither its Pods, nor kube-root-ca.crt, nor the ServiceAccount default
 	if log := m.Tail(10_000); strings.Contains(log, strings.Repeat("0", 70)) || !strings.Contains(log, "A rule cannot be evaluated") {
 		t.Error("the log has a value, or no rule that cannot be evaluated")
 	}
-	token, err := shared.AdminToken(w.ctx)
+	token, err := shared.AdminToken(f.ctx)
 	assert.NoError(t, err)
 	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"rule": "missing"`, `"reason": "reads a field that the object lacks"`); err != nil {
 		t.Error(err)
@@ -174,20 +174,20 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 // TestLongTenantWithExpensiveObjects has tenants who write large ConfigMaps, for which a rule costs the most
 // that it may, as fast as the API server lets them, and somebody else's ConfigMaps that a rule deletes.
 func TestLongTenantWithExpensiveObjects(t *testing.T) {
-	w, other := newFixture(t), newFixture(t)
-	m := shared.RunReleased(w.ctx, t, args("--ttl-max-deletions-per-minute=0", "--ttl-rules="+w.writeRules(`
+	f, other := newFixture(t), newFixture(t)
+	m := shared.RunReleased(f.ctx, t, args("--ttl-max-deletions-per-minute=0", "--ttl-rules="+f.writeRules(`
 - {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
 - {name: old, resources: [configmaps], when: "object.metadata.namespace == '`+other.namespace+`' && object.?data.old.orValue('') == 'yes'", ttl: 0s}`))...)
 	hostile := map[string]string{}
 	for i := range 9000 {
 		hostile[fmt.Sprintf("key-%d", i)] = fmt.Sprintf("%080d", i)
 	}
-	writing, stop := context.WithCancel(w.ctx)
+	writing, stop := context.WithCancel(f.ctx)
 	var tenants sync.WaitGroup
 	var writes atomic.Int64
 	for i := range 3 {
 		tenants.Go(func() {
-			cm, maps := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("hostile-%d", i)}, Data: hostile}, shared.Admin.CoreV1().ConfigMaps(w.namespace)
+			cm, maps := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("hostile-%d", i)}, Data: hostile}, shared.Admin.CoreV1().ConfigMaps(f.namespace)
 			_, err := maps.Create(writing, cm, metav1.CreateOptions{})
 			for n := 0; err == nil; n++ {
 				writes.Add(1)
@@ -198,12 +198,12 @@ func TestLongTenantWithExpensiveObjects(t *testing.T) {
 	begin, spent, longest := time.Now(), cpuTime(t, m), time.Duration(0)
 	for i := range 15 {
 		name, created := fmt.Sprintf("old-%d", i), time.Now()
-		if _, err := shared.Admin.CoreV1().ConfigMaps(other.namespace).Create(w.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
+		if _, err := shared.Admin.CoreV1().ConfigMaps(other.namespace).Create(f.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		other.waitUntilGone(name)
 		longest = max(longest, time.Since(created))
-		fleet.Wait(w.ctx, time.Second)
+		fleet.Wait(f.ctx, time.Second)
 	}
 	stop()
 	tenants.Wait()
@@ -218,13 +218,13 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 }
 
 func TestFileWithAMistakeFailsTheStart(t *testing.T) {
-	w := newFixture(t)
-	m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + w.writeRules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
+	f := newFixture(t)
+	m, err := shared.StartManager(shared.NewReplica(f.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + f.writeRules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
 	assert.NoError(t, err)
-	if _, err := m.WaitForLine(w.ctx, "rule bad: when: "); err != nil {
+	if _, err := m.WaitForLine(f.ctx, "rule bad: when: "); err != nil {
 		t.Error(err)
 	}
-	if err := m.Wait(w.ctx); m.ExitCode() != 1 {
+	if err := m.Wait(f.ctx); m.ExitCode() != 1 {
 		t.Errorf("%v, exit code %d", err, m.ExitCode())
 	}
 }
@@ -232,39 +232,39 @@ func TestFileWithAMistakeFailsTheStart(t *testing.T) {
 // TestLeaderDiesBetweenTheRequestsOfARule has a hundred Jobs with timers, a leader that is
 // killed after it has read one of them, and its successor.
 func TestLeaderDiesBetweenTheRequestsOfARule(t *testing.T) {
-	w := newFixture(t)
-	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	f := newFixture(t)
+	replica, proxy := shared.NewReplicaBehindProxy(f.ctx, t)
 	never := make(chan struct{})
 	defer close(never)
 	held := proxy.Add(faultproxy.Rule{Hold: never, Match: func(r *http.Request) bool {
 		return r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/configmaps/cm-")
 	}})
-	flags := args(append([]string{"--ttl-max-deletions-per-minute=0", "--ttl-rules=" + w.writeRules(`
+	flags := args(append([]string{"--ttl-max-deletions-per-minute=0", "--ttl-rules=" + f.writeRules(`
 - {name: r, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.?data.old.orValue('') == 'yes'", ttl: 10s}`)}, fleet.ShortTimings...)...)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: flags})
-	shared.WaitForLeader(w.ctx, t, m)
+	shared.WaitForLeader(f.ctx, t, m)
 	var want []string
 	for i := range 100 {
 		name := fmt.Sprintf("cm-%d", i)
-		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
+		if _, err := shared.Admin.CoreV1().ConfigMaps(f.namespace).Create(f.ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		want = append(want, "configmaps/"+name)
 	}
-	assert.NoError(t, held.WaitHits(w.ctx, 1))
+	assert.NoError(t, held.WaitHits(f.ctx, 1))
 	m.Kill()
-	shared.RunLeader(w.ctx, t, flags...)
+	shared.RunLeader(f.ctx, t, flags...)
 	for i := range 100 {
-		w.waitUntilGone(fmt.Sprintf("cm-%d", i))
+		f.waitUntilGone(fmt.Sprintf("cm-%d", i))
 	}
-	w.expectDeleted(want...)
+	f.expectDeleted(want...)
 }
 
 func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
-	w := newFixture(t)
+	f := newFixture(t)
 	const role = "quartermaster-controller-ttl"
-	r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
+	r, err := shared.Admin.RbacV1().ClusterRoles().Get(f.ctx, role, metav1.GetOptions{})
 	assert.NoError(t, err)
 	kept := r.Rules[:0]
 	for _, rule := range r.Rules {
@@ -273,42 +273,42 @@ func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
 		}
 	}
 	r.Rules = kept
-	if _, err := shared.Admin.RbacV1().ClusterRoles().Update(w.ctx, r, metav1.UpdateOptions{}); err != nil {
+	if _, err := shared.Admin.RbacV1().ClusterRoles().Update(f.ctx, r, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { shared.InstallWith(context.Background(), t) })
 	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.Verb == "list" || e.Verb == "watch" })
-	m := shared.RunLeader(w.ctx, t, args("--ttl-rules="+w.writeRules(`
+	m := shared.RunLeader(f.ctx, t, args("--ttl-rules="+f.writeRules(`
 - {name: claims, resources: [persistentvolumeclaims], ttl: 0s}
 - {name: maps, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.?data.old.orValue('') == 'yes'", ttl: 0s}`))...)
-	if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
+	if _, err := shared.Admin.CoreV1().ConfigMaps(f.namespace).Create(f.ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "cm"}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.waitUntilGone("cm")
-	w.expectDeleted("configmaps/cm")
-	fleet.Eventually(w.ctx, t, func() error {
+	f.waitUntilGone("cm")
+	f.expectDeleted("configmaps/cm")
+	fleet.Eventually(f.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_controller_problem{controller="ttl"} 0`)
 	})
 }
 
 // TestCommandShowsWhatRulesDelete compares what the command shows with what a leader deletes then.
 func TestCommandShowsWhatRulesDelete(t *testing.T) {
-	w := newFixture(t)
+	f := newFixture(t)
 	for name, old := range map[string]string{"old": "yes", "new": "no"} {
-		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
+		if _, err := shared.Admin.CoreV1().ConfigMaps(f.namespace).Create(f.ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": old}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	file := w.writeRules(`
+	file := f.writeRules(`
 - {name: r, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.old == 'yes'", ttl: 0s}`)
 	begin := time.Now()
-	out, err := exec.CommandContext(w.ctx, shared.Binary, "ttl", "test", file, "--kubeconfig="+shared.Kubeconfig()).CombinedOutput()
+	out, err := exec.CommandContext(f.ctx, shared.Binary, "ttl", "test", file, "--kubeconfig="+shared.Kubeconfig()).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if !regexp.MustCompile(`(?m)^`+w.namespace+` +configmaps/old +r +`).Match(out) || bytes.Contains(out, []byte("configmaps/new")) || !regexp.MustCompile(`(?m)^r +1 +0 +0 +false$`).Match(out) {
+	if !regexp.MustCompile(`(?m)^`+f.namespace+` +configmaps/old +r +`).Match(out) || bytes.Contains(out, []byte("configmaps/new")) || !regexp.MustCompile(`(?m)^r +1 +0 +0 +false$`).Match(out) {
 		t.Errorf("it shows\n%s", out)
 	}
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
@@ -318,17 +318,17 @@ func TestCommandShowsWhatRulesDelete(t *testing.T) {
 			t.Errorf("it asks to %s %s", e.Verb, e.RequestURI)
 		}
 	}
-	shared.RunLeader(w.ctx, t, args("--ttl-rules="+file)...)
-	w.waitUntilGone("old")
-	w.settle()
-	w.expectDeleted("configmaps/old")
+	shared.RunLeader(f.ctx, t, args("--ttl-rules="+file)...)
+	f.waitUntilGone("old")
+	f.settle()
+	f.expectDeleted("configmaps/old")
 }
 
 // TestLongGrowthByRulesIsLogged logs by how much ten rules over OBJECTS (20,000) Pods, Jobs and claims make a
 // leader larger, if they choose none of these, and all.
 func TestLongGrowthByRulesIsLogged(t *testing.T) {
-	w := newFixture(t)
-	w.ctx = fleet.Within(t.Context(), t, 40*time.Minute)
+	f := newFixture(t)
+	f.ctx = fleet.Within(t.Context(), t, 40*time.Minute)
 	objects, rounds := fleet.Setting(t, "OBJECTS", 20_000), fleet.Setting(t, "MEMORY_ROUNDS", 2)
 	var creating sync.WaitGroup
 	for part := range 20 {
@@ -340,14 +340,14 @@ func TestLongGrowthByRulesIsLogged(t *testing.T) {
 				switch {
 				case part < 10:
 					template := podTemplate()
-					_, err = shared.Admin.CoreV1().Pods(w.namespace).Create(w.ctx, &corev1.Pod{ObjectMeta: meta, Spec: template.Spec}, metav1.CreateOptions{})
+					_, err = shared.Admin.CoreV1().Pods(f.namespace).Create(f.ctx, &corev1.Pod{ObjectMeta: meta, Spec: template.Spec}, metav1.CreateOptions{})
 				case part < 15:
-					_, err = shared.Admin.BatchV1().Jobs(w.namespace).Create(w.ctx, &batchv1.Job{ObjectMeta: meta,
+					_, err = shared.Admin.BatchV1().Jobs(f.namespace).Create(f.ctx, &batchv1.Job{ObjectMeta: meta,
 						Spec: batchv1.JobSpec{Suspend: ptr.To(true), Template: podTemplate()}}, metav1.CreateOptions{})
 				default:
 					claim := newClaim(name)
 					claim.ObjectMeta = meta
-					_, err = shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, claim, metav1.CreateOptions{})
+					_, err = shared.Admin.CoreV1().PersistentVolumeClaims(f.namespace).Create(f.ctx, claim, metav1.CreateOptions{})
 				}
 				if err != nil {
 					t.Error(err)
@@ -362,7 +362,7 @@ func TestLongGrowthByRulesIsLogged(t *testing.T) {
 		for i := range 10 {
 			fmt.Fprintf(&text, "\n- {name: r%d, resources: [pods, jobs.batch, persistentvolumeclaims], ttl: 30d, when: \"object.metadata.namespace == 'NS' && object.?status.conditions.orValue([]).exists(c, c.type == 'T%d' && c.status == 'True') || %s\"}", i, i, when)
 		}
-		return "--ttl-rules=" + w.writeRules(text.String())
+		return "--ttl-rules=" + f.writeRules(text.String())
 	}
 	types := "--ttl-include-resources=pods,jobs.batch,persistentvolumeclaims"
 	var baseline fleet.Memory
@@ -371,13 +371,13 @@ func TestLongGrowthByRulesIsLogged(t *testing.T) {
 		args []string
 	}{{"without rules", nil}, {"with rules that choose none", []string{rules("object.metadata.?labels.x.orValue('') != ''")}}, {"with rules that choose all", []string{rules("object.metadata.namespace == 'NS'")}}} {
 		for round := range rounds {
-			m := shared.RunReleased(w.ctx, t, append(args(types), variant.args...)...)
-			fleet.Eventually(w.ctx, t, func() error {
+			m := shared.RunReleased(f.ctx, t, append(args(types), variant.args...)...)
+			fleet.Eventually(f.ctx, t, func() error {
 				return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_watched_types 3")
 			})
 			took := cpuTime(t, m)
-			fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "TTL_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
-			memory := shared.MemoryOf(w.ctx, t, m)
+			fleet.Wait(f.ctx, time.Duration(fleet.Setting(t, "TTL_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
+			memory := shared.MemoryOf(f.ctx, t, m)
 			if variant.args == nil && (round == 0 || memory.Resident < baseline.Resident) {
 				baseline = memory
 			}

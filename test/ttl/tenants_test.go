@@ -22,48 +22,48 @@ import (
 // watches, and one that its successor finds.
 func TestGraceHoldsAfterARestore(t *testing.T) {
 	const grace = 5 * time.Second
-	w := newFixture(t)
+	f := newFixture(t)
 	flags := args(append([]string{"--ttl-grace-period=" + grace.String()}, fleet.ShortTimings...)...)
-	m := shared.RunLeader(w.ctx, t, flags...)
+	m := shared.RunLeader(f.ctx, t, flags...)
 	past := map[string]string{"quartermaster.dev/expires": "2020-01-01"}
 	earliest := map[string]time.Time{"restored": time.Now().Add(grace)}
-	w.createConfigMap("restored", past)
-	w.waitForEvent(w.namespace, "restored", "WillDeleteExpiredTTL")
-	w.createConfigMap("kept", past)
-	w.waitForEvent(w.namespace, "kept", "WillDeleteExpiredTTL")
-	w.annotate("configmap/kept", "quartermaster.dev/expires-")
-	w.waitUntilGone("restored")
+	f.createConfigMap("restored", past)
+	f.waitForEvent(f.namespace, "restored", "WillDeleteExpiredTTL")
+	f.createConfigMap("kept", past)
+	f.waitForEvent(f.namespace, "kept", "WillDeleteExpiredTTL")
+	f.annotate("configmap/kept", "quartermaster.dev/expires-")
+	f.waitUntilGone("restored")
 	m.Kill()
 	shared.FreeLease(t, m)
-	w.createConfigMap("found", past)
+	f.createConfigMap("found", past)
 	earliest["found"] = time.Now().Add(grace)
-	shared.RunLeader(w.ctx, t, flags...)
-	w.waitForEvent(w.namespace, "found", "WillDeleteExpiredTTL")
-	w.waitUntilGone("found")
-	for _, d := range w.deletions() {
-		if at := earliest[d.ObjectRef.Name]; d.ObjectRef.Namespace == w.namespace && d.RequestReceivedTimestamp.Time.Before(at) {
+	shared.RunLeader(f.ctx, t, flags...)
+	f.waitForEvent(f.namespace, "found", "WillDeleteExpiredTTL")
+	f.waitUntilGone("found")
+	for _, d := range f.deletions() {
+		if at := earliest[d.ObjectRef.Name]; d.ObjectRef.Namespace == f.namespace && d.RequestReceivedTimestamp.Time.Before(at) {
 			t.Errorf("%s was deleted %v too early", d.ObjectRef.Name, at.Sub(d.RequestReceivedTimestamp.Time))
 		}
 	}
-	w.expectDeleted("configmaps/found", "configmaps/restored")
+	f.expectDeleted("configmaps/found", "configmaps/restored")
 }
 
 // TestLongHugeValuesAreReportedBriefly has annotations as long as the API server accepts. It logs the CPU
 // time that the leader took for one, and for beginning with twenty.
 func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
-	w, other := newFixture(t), newFixture(t)
-	m := shared.RunLeader(w.ctx, t, args()...)
+	f, other := newFixture(t), newFixture(t)
+	m := shared.RunLeader(f.ctx, t, args()...)
 	other.settle()
 	value := strings.Repeat("1h", 127<<10)
 	begin := cpuTime(t, m)
-	w.createConfigMap("huge", map[string]string{"quartermaster.dev/expires": value})
-	w.waitForEvent(w.namespace, "huge", "InvalidTTL")
+	f.createConfigMap("huge", map[string]string{"quartermaster.dev/expires": value})
+	f.waitForEvent(f.namespace, "huge", "InvalidTTL")
 	t.Logf("CPU time for one, with the poll for its Event: %v", cpuTime(t, m)-begin)
 	other.settle()
 	for i := range 19 {
-		w.createConfigMap(fmt.Sprint("huge-", i), map[string]string{ttlControllerTTL: value})
+		f.createConfigMap(fmt.Sprint("huge-", i), map[string]string{ttlControllerTTL: value})
 	}
-	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidTTL"})
+	events, err := shared.Admin.CoreV1().Events(f.namespace).List(f.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidTTL"})
 	assert.NoError(t, err)
 	for i := range events.Items {
 		if text := events.Items[i].Message; len(text) > 200 || !strings.Contains(text, "is longer than 100 bytes") {
@@ -75,10 +75,10 @@ func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
 	}
 	m.Kill()
 	shared.FreeLease(t, m)
-	m = shared.RunLeader(w.ctx, t, args()...)
+	m = shared.RunLeader(f.ctx, t, args()...)
 	other.settle()
 	t.Logf("CPU time of a start with twenty: %v", cpuTime(t, m))
-	w.expectDeleted()
+	f.expectDeleted()
 }
 
 // cpuTime returns the CPU time that a manager has taken.

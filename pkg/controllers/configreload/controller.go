@@ -42,7 +42,7 @@ type controller struct {
 	client    kubernetes.Interface
 	metadata  metadata.Interface
 	events    record.EventRecorder
-	metrics   *domainMetrics
+	metrics   *controllerMetrics
 	loop      *controllers.Loop[policy.QueueKey]
 	memory    *memory
 	selector  labels.Selector // of namespaces
@@ -86,7 +86,7 @@ func newController(cfg Config, set informerSet, clients controllers.Clients, eve
 		}
 	}
 	c.addIndexes()
-	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
+	c.metrics = newControllerMetrics(reg, c.memory, c.kinds)
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }

@@ -43,30 +43,30 @@ type cronJobRun struct {
 const suspended = "Suspended"
 
 // runCronJob runs a CronJob once, outside of its schedule.
-func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (outcome, error) {
+func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (reloadOutcome, error) {
 	workload := facts.Workload
 	name, hashes := runName(facts, plan), plan.Hashes()
 	// If the same reload is decided on again, its Job was created but the state was not written. The
 	// name contains the versions of the sources, so a Job of that name is ours.
 	ran := maps.Equal(e.lastRun.hashes, hashes) || c.cachedJob(workload.Namespace, name) != nil
 	if workload.ForbidsConcurrent && !ran && plan.HasNamedSource() && c.cacheHasActiveJob(workload.UID) {
-		return outcome{retryAfter: activeJobPollInterval}, nil // without a request, for as long as the Job runs
+		return reloadOutcome{retryAfter: activeJobPollInterval}, nil // without a request, for as long as the Job runs
 	}
 	obj, err := k.get(ctx, workload.ObjectName)
 	if err != nil {
-		return outcome{}, err
+		return reloadOutcome{}, err
 	}
 	live := obj.(*batchv1.CronJob)
 	if live.ResourceVersion != workload.Version {
-		return outcome{}, errOutdated(workload)
+		return reloadOutcome{}, errOutdated(workload)
 	}
 	var isActive bool
 	if workload.ForbidsConcurrent && !ran {
 		if isActive, err = c.hasActiveJob(ctx, live, e); err != nil {
-			return outcome{}, err
+			return reloadOutcome{}, err
 		}
 	}
-	var out outcome
+	var out reloadOutcome
 	switch {
 	case ran:
 	case workload.Suspended && !plan.HasNamedSource():
@@ -74,12 +74,12 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Fact
 	case isActive && !plan.HasNamedSource():
 		out.skipReason = "A Job is active"
 	case isActive:
-		return outcome{retryAfter: activeJobPollInterval}, nil
+		return reloadOutcome{retryAfter: activeJobPollInterval}, nil
 	default:
 		job := c.newRunJob(live, name, facts, plan)
 		_, err := c.client.BatchV1().Jobs(workload.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return outcome{}, err
+			return reloadOutcome{}, err
 		}
 		// The Job may be deleted before the state is written, for instance because it finished and
 		// has a TTL.

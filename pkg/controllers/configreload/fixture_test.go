@@ -168,8 +168,8 @@ func (f *fixture) expectRequests(want map[string]int) {
 	assert.Equal(f.t, "requests", want, f.countRequests())
 }
 
-// advance lets time pass, with everything that happens in it. It and put return the fixture, so that what
-// follows can be said after it.
+// advance lets time pass, with everything that happens in it. It and put return the fixture, so that calls
+// can be chained.
 func (f *fixture) advance(d time.Duration) *fixture {
 	<-time.After(d)
 	synctest.Wait()

@@ -39,18 +39,18 @@ type replacement struct {
 
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed or
 // its term ends between the two, see recreateJob.
-func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
+func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (reloadOutcome, error) {
 	workload := facts.Workload
 	jobs := c.client.BatchV1().Jobs(workload.Namespace)
 	live, err := jobs.Get(ctx, workload.Name, metav1.GetOptions{})
 	if err != nil {
-		return outcome{}, err
+		return reloadOutcome{}, err
 	}
 	if live.ResourceVersion != workload.Version || live.UID != workload.UID {
-		return outcome{}, errOutdated(workload)
+		return reloadOutcome{}, errOutdated(workload)
 	}
 	if ptr.Deref(live.Spec.ManualSelector, false) {
-		return outcome{skipReason: "The selector is manual"}, nil
+		return reloadOutcome{skipReason: "The selector is manual"}, nil
 	}
 	job := jobCopy(live)
 	c.cfg.Mark(facts, plan, &job.Spec.Template)
@@ -59,7 +59,7 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Fact
 	trial := job.DeepCopy()
 	trial.Name, trial.GenerateName = "", cutName(job.Name)+"-"
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
-		return outcome{}, fmt.Errorf("try the new Job: %w", err)
+		return reloadOutcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
 	r := &replacement{workload: workload, names: namesOf(workload, plan), job: job}
 	// The replacement is noted first, because the deletion may take effect although its response is lost.
@@ -69,14 +69,14 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Fact
 		if isRefusal(err) {
 			c.memory.update(workload.QueueKey, workload.UID, time.Now(), func(e *entry) { e.replacement = nil })
 		}
-		return outcome{}, err
+		return reloadOutcome{}, err
 	}
 	r.deleted = true
 	if _, err := c.recreateJob(ctx, k, workload.QueueKey, r); err != nil {
 		// The next reconcile of the key calls recreateJob again, which reports an error that lasts.
 		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "err", err)
 	}
-	return outcome{handedOn: true}, nil
+	return reloadOutcome{handedOn: true}, nil
 }
 
 func (c *controller) deleteJob(ctx context.Context, key policy.QueueKey, preconditions metav1.Preconditions) error {

@@ -181,7 +181,7 @@ type kind struct {
 	// mergeType is the patch type for everything outside of lists.
 	mergeType types.PatchType
 	// reload sends the writes of a reload.
-	reload func(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (outcome, error)
+	reload func(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (reloadOutcome, error)
 }
 
 // getPatcher is the part of a client for one namespace that is used here.

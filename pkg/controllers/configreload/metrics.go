@@ -36,8 +36,8 @@ type sourceEvent struct {
 	event      string
 }
 
-// domainMetrics are the metrics of this controller; the loop's are in package controllers.
-type domainMetrics struct {
+// controllerMetrics are the metrics of this controller; the loop's are in package controllers.
+type controllerMetrics struct {
 	reloads            *metrics.CounterVec // kind, result
 	sourceChanges      map[sourceEvent]metrics.CounterMetric
 	stateWrites        *metrics.CounterVec // result
@@ -47,14 +47,14 @@ type domainMetrics struct {
 	lag                *metrics.Histogram
 }
 
-func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
+func newControllerMetrics(reg controllers.MetricsRegistry, mem *memory, kinds map[string]*kind) *controllerMetrics {
 	counter := func(name, help string) *metrics.CounterOpts {
 		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
-	d := &domainMetrics{
+	m := &controllerMetrics{
 		reloads: metrics.NewCounterVec(counter("reloads_total",
 			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"}),
 		sourceChanges: map[sourceEvent]metrics.CounterMetric{},
@@ -74,30 +74,30 @@ func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[stri
 	sourceChanges := metrics.NewCounterVec(counter("source_changes_total",
 		"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"})
 	pending := metrics.NewGaugeFunc(gauge("pending_workloads", "Workloads with changes that wait to be acted on."),
-		func() float64 { n, _ := m.counts(); return float64(n) })
+		func() float64 { n, _ := mem.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
-		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads, sourceChanges, d.stateWrites, d.coalescedChanges, d.invalidAnnotations, d.lostJobs, d.lag)
+		func() float64 { _, n := mem.counts(); return float64(n) })
+	reg.MustRegister(m.reloads, sourceChanges, m.stateWrites, m.coalescedChanges, m.invalidAnnotations, m.lostJobs, m.lag)
 	reg.RawMustRegister(pending, paused)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
 		for _, result := range []string{resultSuccess, resultError, resultSkipped, resultDryRun} {
-			d.reloads.WithLabelValues(name, result).Add(0)
+			m.reloads.WithLabelValues(name, result).Add(0)
 		}
 	}
 	for _, result := range []string{resultSuccess, resultError} {
-		d.stateWrites.WithLabelValues(result).Add(0)
+		m.stateWrites.WithLabelValues(result).Add(0)
 	}
 	for _, typ := range policy.SourceTypes {
 		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges[sourceEvent{typ, event}] = sourceChanges.WithLabelValues(typ.String(), event)
+			m.sourceChanges[sourceEvent{typ, event}] = sourceChanges.WithLabelValues(typ.String(), event)
 		}
 	}
-	return d
+	return m
 }
 
 // sourceChanged counts a change of a source from one digest to another; nil stands for no source.
-func (d *domainMetrics) sourceChanged(typ policy.SourceType, before, after []byte) {
+func (m *controllerMetrics) sourceChanged(typ policy.SourceType, before, after []byte) {
 	var event string
 	switch {
 	case before == nil && after != nil:
@@ -109,5 +109,5 @@ func (d *domainMetrics) sourceChanged(typ policy.SourceType, before, after []byt
 	default:
 		return
 	}
-	d.sourceChanges[sourceEvent{typ, event}].Inc()
+	m.sourceChanges[sourceEvent{typ, event}].Inc()
 }

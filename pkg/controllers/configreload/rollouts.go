@@ -22,7 +22,7 @@ func (c rolloutClient) Get(ctx context.Context, name string, opts metav1.GetOpti
 }
 
 // patchRollout reloads an Argo Rollout.
-func (c *controller) patchRollout(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
+func (c *controller) patchRollout(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (reloadOutcome, error) {
 	workload := facts.Workload
 	patch, err := c.cfg.MergePatch(facts, plan, func() ([]any, error) {
 		live, err := k.get(ctx, workload.ObjectName)
@@ -39,8 +39,8 @@ func (c *controller) patchRollout(ctx context.Context, k *kind, facts *policy.Fa
 		return containers, nil
 	})
 	if err != nil {
-		return outcome{}, err
+		return reloadOutcome{}, err
 	}
 	version, err := c.sendPatch(ctx, k, workload, k.mergeType, patch)
-	return outcome{version: version}, err
+	return reloadOutcome{version: version}, err
 }

@@ -33,8 +33,8 @@ const (
 	reasonInvalidPause = "InvalidPausePeriod"
 )
 
-// outcome is the result of a reload.
-type outcome struct {
+// reloadOutcome is the result of a reload.
+type reloadOutcome struct {
 	// version is the workload's resourceVersion if it was written.
 	version string
 	// skipReason is why nothing was rolled although the state is recorded.
@@ -104,9 +104,9 @@ func isRefusal(err error) bool {
 }
 
 // patchTemplate reloads a workload by one patch of its pod template.
-func (c *controller) patchTemplate(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
+func (c *controller) patchTemplate(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (reloadOutcome, error) {
 	version, err := c.sendPatch(ctx, k, facts.Workload, types.StrategicMergePatchType, c.cfg.TemplatePatch(facts, c.keys, plan))
-	return outcome{version: version}, err
+	return reloadOutcome{version: version}, err
 }
 
 // sendPatch sends a patch and returns the new version.

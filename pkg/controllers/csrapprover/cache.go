@@ -166,27 +166,28 @@ func (k requestKey) Tenant() string { return strconv.FormatUint(uint64(k.node), 
 // String returns the name of the request.
 func (k requestKey) String() string { return k.name }
 
-func unchanged(event controllers.Event[*informers.Object]) bool {
+// isUnchanged reports whether an update left the digest of an object as it was.
+func isUnchanged(event controllers.Event[*informers.Object]) bool {
 	return event.Old != nil && event.New != nil && bytes.Equal(event.Old.Digest(Name), event.New.Digest(Name))
 }
 
-// requestChanged maps a change of a request to its key.
-func (c *controller) requestChanged(event controllers.Event[*informers.Object]) []requestKey {
+// keysForRequest maps a change of a request to its key.
+func (c *controller) keysForRequest(event controllers.Event[*informers.Object]) []requestKey {
 	obj := event.New
 	if obj == nil {
 		obj = event.Old
 	}
 	r := requestOf(obj)
-	if unchanged(event) || event.Old == nil && r.state != pending {
+	if isUnchanged(event) || event.Old == nil && r.state != pending {
 		return nil
 	}
 	return []requestKey{{r.node, obj.GetName()}}
 }
 
-// nodeChanged maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name
+// keysForNode maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name
 // or an address with it. It leaves out requests that have failed a check for good.
-func (c *controller) nodeChanged(event controllers.Event[*informers.Object]) (keys []requestKey) {
-	if unchanged(event) {
+func (c *controller) keysForNode(event controllers.Event[*informers.Object]) (keys []requestKey) {
+	if isUnchanged(event) {
 		return nil
 	}
 	affectedNodes := map[hash]bool{}

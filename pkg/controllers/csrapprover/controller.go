@@ -47,7 +47,7 @@ type controller struct {
 	nodes    *informers.Informer[*informers.Object]
 	client   kubernetes.Interface
 	events   record.EventRecorder
-	metrics  *domainMetrics
+	metrics  *controllerMetrics
 	memory   *memory
 	notices  *notices.Memory
 	seed     maphash.Seed // of the digests of requests
@@ -73,10 +73,10 @@ func newController(cfg Config, seed maphash.Seed, requests, nodes *informers.Inf
 		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events,
 		memory: newMemory(), notices: notices.New(maxRefusalDelay),
 	}
-	c.metrics = newDomainMetrics(reg, c.memory)
+	c.metrics = newControllerMetrics(reg, c.memory)
 	c.addIndexes()
 	loop.MaxBackoff = maxBackoff
-	c.loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchMapped(requests, c.requestChanged), controllers.WatchChanges(nodes, c.nodeChanged))
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchMapped(requests, c.keysForRequest), controllers.WatchChanges(nodes, c.keysForNode))
 	return c, err
 }
 
@@ -115,10 +115,10 @@ func (c *controller) reconcile(ctx context.Context, key requestKey) (time.Durati
 // decide reads a request and decides on it. A request that fails a check by the cache alone is not read.
 func (c *controller) decide(ctx context.Context, key requestKey) (time.Duration, error) {
 	if !c.withinLimit(key, false) {
-		return c.reportWait(ctx, key, problem(policy.CheckRate)), nil
+		return c.reportWait(ctx, key, problemsOf(policy.CheckRate)), nil
 	}
 	if c.node(key.node) == nil {
-		return c.reportWait(ctx, key, problem(policy.CheckNodeExists)), nil
+		return c.reportWait(ctx, key, problemsOf(policy.CheckNodeExists)), nil
 	}
 	csr, err := c.client.CertificatesV1().CertificateSigningRequests().Get(ctx, key.name, metav1.GetOptions{})
 	switch {
@@ -143,7 +143,7 @@ func (c *controller) decide(ctx context.Context, key requestKey) (time.Duration,
 		return c.reportWait(ctx, key, problems), nil
 	}
 	if !c.withinLimit(key, true) {
-		return c.reportWait(ctx, key, problem(policy.CheckRate)), nil
+		return c.reportWait(ctx, key, problemsOf(policy.CheckRate)), nil
 	}
 	return 0, c.write(ctx, key, csr, certificatesv1.CertificateApproved, "every name and address is the Node's")
 }
@@ -153,7 +153,7 @@ func (c *controller) decide(ctx context.Context, key requestKey) (time.Duration,
 func (c *controller) judgeRequest(ctx context.Context, nodeName string, requested *policy.CertificateNames) ([]policy.Problem, error) {
 	node, err := c.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return problem(policy.CheckNodeExists), nil
+		return problemsOf(policy.CheckNodeExists), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get Node %s: %w", nodeName, err)
@@ -233,4 +233,4 @@ func (c *controller) readAPIServerNames(ctx context.Context) (map[string]bool, e
 	return c.apiServerNames, nil
 }
 
-func problem(check policy.Check) []policy.Problem { return []policy.Problem{{Check: check}} }
+func problemsOf(check policy.Check) []policy.Problem { return []policy.Problem{{Check: check}} }

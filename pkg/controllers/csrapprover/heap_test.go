@@ -61,7 +61,7 @@ func TestCacheTakesAtMostTwoAndAHalfMiB(t *testing.T) {
 	waiting := liveHeap()
 	for _, obj := range c.requests.List("", nil) {
 		if requestOf(obj).state == pending {
-			c.memory.recordWait(obj.GetName(), problem(policy.CheckNodeAddresses))
+			c.memory.recordWait(obj.GetName(), problemsOf(policy.CheckNodeAddresses))
 		}
 	}
 	waiting = liveHeap() - waiting

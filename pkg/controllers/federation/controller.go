@@ -56,7 +56,7 @@ type controller struct {
 	replicas      *spreader
 	dns           *dnsLoop // nil without --federation-dns
 	recentObjects recentObjects
-	metrics       *domainMetrics
+	metrics       *controllerMetrics
 	metadata      metadata.Interface // a client that does not log that Endpoints are deprecated
 	clusterOpened chan struct{}      // receives when a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
@@ -125,7 +125,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c.Loops = append(c.Loops, c.loop, c.clusters, c.types, c.statuses, c.replicas, writeOffs)
 	// The list must also be dropped while the loop, which calls clusterChanged, does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.dropClusterList() })
-	c.metrics = newDomainMetrics(h.Metrics)
+	c.metrics = newControllerMetrics(h.Metrics)
 	return c, err
 }
 

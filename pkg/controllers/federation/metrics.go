@@ -11,8 +11,8 @@ import (
 
 const metricPrefix = "quartermaster_federation_"
 
-// domainMetrics are the metrics of this controller; package controllers has the metrics of the loops.
-type domainMetrics struct {
+// controllerMetrics are the metrics of this controller; package controllers has the metrics of the loops.
+type controllerMetrics struct {
 	ready, pending, held, writtenOff *metrics.GaugeVec
 	lag                              *metrics.HistogramVec
 	replicaWrites                    *metrics.Counter
@@ -20,11 +20,11 @@ type domainMetrics struct {
 	clusters map[string]bool // the clusters that have series; only setGauges uses it
 }
 
-func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {
+func newControllerMetrics(reg controllers.MetricsRegistry) *controllerMetrics {
 	gauge := func(name, help string) *metrics.GaugeVec {
 		return metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"cluster"})
 	}
-	m := &domainMetrics{
+	m := &controllerMetrics{
 		ready:      gauge("cluster_ready", "1 if the cluster is ready, else 0."),
 		pending:    gauge("pending_removals", "Removals in the cluster that wait, for whatever reason."),
 		held:       gauge("held_removals", "Removals in the cluster that wait until somebody allows them."),
@@ -41,7 +41,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {
 }
 
 // setGauges sets the gauges, and ends the series of clusters that have gone.
-func (m *domainMetrics) setGauges(statuses []clusterStatus) {
+func (m *controllerMetrics) setGauges(statuses []clusterStatus) {
 	gone := m.clusters
 	m.clusters = map[string]bool{}
 	for _, status := range statuses {

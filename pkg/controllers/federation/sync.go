@@ -144,8 +144,8 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	return requeueAfter, err
 }
 
-// outcome is what the host knows of a federated object in one cluster.
-type outcome struct {
+// clusterOutcome is what the host knows of a federated object in one cluster.
+type clusterOutcome struct {
 	status  string
 	pending bool
 	cleared bool
@@ -154,7 +154,7 @@ type outcome struct {
 // outcomes returns the outcome in every cluster that should have or has the object, or is in its
 // PropagatedVersion. It enqueues the key in each cluster that has something to do and has not reconciled the
 // present fingerprint.
-func (c *controller) outcomes(v *view) map[string]outcome {
+func (c *controller) outcomes(v *view) map[string]clusterOutcome {
 	names := slices.Clone(v.placedClusters)
 	names = slices.AppendSeq(names, maps.Keys(v.propagated.Clusters))
 	ready := c.readyClusters()
@@ -164,25 +164,25 @@ func (c *controller) outcomes(v *view) map[string]outcome {
 		}
 	}
 	slices.Sort(names)
-	outcomes := map[string]outcome{}
+	outcomes := map[string]clusterOutcome{}
 	for _, name := range slices.Compact(names) {
 		if _, joined := c.kubeFedCluster(name); joined {
-			outcomes[name] = c.clusterOutcome(v, name, ready[name])
+			outcomes[name] = c.decideOutcome(v, name, ready[name])
 		}
 	}
 	return outcomes
 }
 
-// clusterOutcome returns the outcome in one cluster; r is nil if the cluster is not ready.
-func (c *controller) clusterOutcome(v *view, name string, r *readyCluster) outcome {
+// decideOutcome returns the outcome in one cluster; r is nil if the cluster is not ready.
+func (c *controller) decideOutcome(v *view, name string, r *readyCluster) clusterOutcome {
 	if r == nil {
 		switch state := c.clusters.state(name); {
 		case !state.probed:
-			return outcome{pending: true}
+			return clusterOutcome{pending: true}
 		case state.health.Ready():
-			return outcome{status: policy.ClientRetrievalFailed, pending: true} // the cluster's loop begins in a moment
+			return clusterOutcome{status: policy.ClientRetrievalFailed, pending: true} // the cluster's loop begins in a moment
 		}
-		return outcome{status: policy.ClusterNotReady}
+		return clusterOutcome{status: policy.ClusterNotReady}
 	}
 	availability := r.availability(v.Name)
 	if status := availability.Status(); status != "" {
@@ -191,13 +191,13 @@ func (c *controller) clusterOutcome(v *view, name string, r *readyCluster) outco
 		if gone {
 			status = ""
 		}
-		return outcome{status: status, pending: availability == policy.NotListed, cleared: gone}
+		return clusterOutcome{status: status, pending: availability == policy.NotListed, cleared: gone}
 	}
 	state := c.objectState(v, r)
 	action := policy.Decide(state)
 	c.mu.Lock()
 	last := c.updateFingerprint(v).ensureResult(name)
-	current := outcome{status: last.status, cleared: last.cleared}
+	current := clusterOutcome{status: last.status, cleared: last.cleared}
 	enqueue := false
 	switch {
 	case last.fingerprint == v.fingerprint && last.reconciled:
@@ -249,7 +249,7 @@ func (c *controller) reportResult(v *view, cluster string, next result, wrote bo
 
 // writeOutcomes writes the outcome of a federated object on the host: its versions and its status or, if it
 // is being deleted and no cluster has its object, the removal of its finalizer.
-func (c *controller) writeOutcomes(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
+func (c *controller) writeOutcomes(ctx context.Context, v *view, outcomes map[string]clusterOutcome) (time.Duration, error) {
 	now := time.Now()
 	c.mu.Lock()
 	record := c.updateFingerprint(v)

@@ -24,7 +24,7 @@ import (
 type typeLoop struct {
 	*controllers.Loop[cache.ObjectName]
 	controller *controller
-	states     sync.Map // the last typeStates, by name
+	states     sync.Map // the last typeState of each type, by name
 }
 
 // typeState is what was last decided on a FederatedTypeConfig.

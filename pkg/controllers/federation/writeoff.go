@@ -88,7 +88,7 @@ func (c *controller) clusterWriteOffs(cluster string) (records []policy.WriteOff
 
 // writeOffClusters lets a deleted federated object go if it waits for nothing but clusters that have been
 // away for long: what they owe is recorded first. Otherwise it returns when to look again.
-func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map[string]outcome) (wait time.Duration, err error) {
+func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map[string]clusterOutcome) (wait time.Duration, err error) {
 	if !v.deleting || c.cfg.UnreachableGracePeriod <= 0 {
 		return 0, nil
 	}
@@ -112,7 +112,7 @@ func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map
 		if err != nil {
 			return 0, fmt.Errorf("write off %s in cluster %s: %w", describeTarget(v), name, err)
 		}
-		outcomes[name] = outcome{status: outcomes[name].status, cleared: written}
+		outcomes[name] = clusterOutcome{status: outcomes[name].status, cleared: written}
 	}
 	return 0, nil
 }

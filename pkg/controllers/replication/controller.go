@@ -56,7 +56,7 @@ type controller struct {
 	informers    informerSet
 	client       kubernetes.Interface
 	events       record.EventRecorder
-	metrics      *domainMetrics
+	metrics      *controllerMetrics
 	memory       *memory
 	writeLimiter *rate.Limiter
 	loop         *controllers.Loop[task]
@@ -74,7 +74,7 @@ func newController(cfg Config, digester *policy.Digester, set informerSet, clien
 		cfg: cfg, digester: digester, informers: set, client: client, events: events,
 		writeLimiter: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
-	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
+	c.metrics = newControllerMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
 	c.evaluator = policy.NewEvaluator(cfg.Options)
 	for kind, informer := range set.Objects {

@@ -34,7 +34,7 @@ const (
 
 // memory is what a run remembers of each target and of each source.
 type memory struct {
-	metrics     *domainMetrics
+	metrics     *controllerMetrics
 	markLimiter *rate.Limiter
 	notices     *notices.Memory // the Events that were sent lately
 	mu          sync.Mutex
@@ -65,7 +65,7 @@ type event struct {
 	reason string
 }
 
-func newMemory(m *domainMetrics) *memory {
+func newMemory(m *controllerMetrics) *memory {
 	mem := &memory{metrics: m, markLimiter: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: notices.New(eventInterval)}
 	mem.clear()
 	return mem

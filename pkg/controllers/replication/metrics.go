@@ -19,20 +19,20 @@ const (
 	resultDryRun  = "dry_run"
 )
 
-// domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
+// controllerMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
 // namespace or a name.
-type domainMetrics struct {
+type controllerMetrics struct {
 	targets  *metrics.GaugeVec   // kind, dialect, mode, state
 	writes   *metrics.CounterVec // kind, action, result
 	problems *metrics.CounterVec // reason
 }
 
-func newDomainMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) *domainMetrics {
+func newControllerMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) *controllerMetrics {
 	counter := func(name, help string, labels ...string) *metrics.CounterVec {
 		opts := &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 		return metrics.NewCounterVec(opts, labels)
 	}
-	d := &domainMetrics{
+	m := &controllerMetrics{
 		targets: metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + "targets", StabilityLevel: metrics.ALPHA,
 			Help: "Copies and pull targets by kind, dialect, mode (push, pull) and state (in_sync, due, held, frozen, refused, unclaimed)."},
 			[]string{"kind", "dialect", "mode", "state"}),
@@ -41,26 +41,26 @@ func newDomainMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) *dom
 			"kind", "action", "result"),
 		problems: counter("problems_total", "Decisions with a problem, by the reason of its Event.", "reason"),
 	}
-	reg.MustRegister(d.targets, d.writes, d.problems)
+	reg.MustRegister(m.targets, m.writes, m.problems)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for _, kind := range kinds {
 		for _, dialect := range policy.Dialects {
 			for _, state := range policy.States {
 				for _, mode := range []policy.Mode{policy.Push, policy.Pull} {
-					d.targets.WithLabelValues(string(kind), string(dialect), string(mode), string(state)).Set(0)
+					m.targets.WithLabelValues(string(kind), string(dialect), string(mode), string(state)).Set(0)
 				}
 			}
 		}
 		for _, action := range []policy.Action{policy.Create, policy.Update, policy.Recreate, policy.Mark, policy.Strip, policy.Empty, policy.Delete} {
 			for _, result := range []string{resultSuccess, resultError, resultDryRun} {
-				d.writes.WithLabelValues(string(kind), string(action), result).Add(0)
+				m.writes.WithLabelValues(string(kind), string(action), result).Add(0)
 			}
 		}
 	}
-	d.problems.WithLabelValues(policy.PatternTimeout).Add(0) // an alert uses this series
-	return d
+	m.problems.WithLabelValues(policy.PatternTimeout).Add(0) // an alert uses this series
+	return m
 }
 
-func (d *domainMetrics) countWrite(kind policy.Kind, action policy.Action, result string) {
-	d.writes.WithLabelValues(string(kind), string(action), result).Inc()
+func (m *controllerMetrics) countWrite(kind policy.Kind, action policy.Action, result string) {
+	m.writes.WithLabelValues(string(kind), string(action), result).Inc()
 }

@@ -54,7 +54,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			secret("a/s", "v", "Q:push-to=new-*")),
 		"an orphan is found after a restart": newCase(func(f *fixture) { f.restart(func() { f.remove("a/s") }); f.expectAfter(6*time.Second, "delete b/s") },
 			secret("a/s", "v", "Q:push-to=b")),
-		"M16: markers are added a few per second": newCase(func(f *fixture) {
+		"markers are added a few per second": newCase(func(f *fixture) {
 			for i := range 20 {
 				name := fmt.Sprintf("s%d", i)
 				f.Put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
@@ -69,7 +69,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			f.advance(3 * time.Second)
 			f.expectCopies(20, 20)
 		}),
-		"M21: a source that goes during a fan-out leaves what was made, which is deleted": newCase(func(f *fixture) {
+		"a source that goes during a fan-out leaves what was made, which is deleted": newCase(func(f *fixture) {
 			created := 0
 			f.beforeRequest("create", func(_ controllertest.Request) error {
 				if created++; created == 100 {
@@ -84,7 +84,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			}
 			f.expectCopies(0, 0)
 		}, manyNamespaces(500)...),
-		"N9: a refused write is tried again, and told once, without the quota of its namespace": newCase(func(f *fixture) {
+		"a refused write is tried again, and told once, without the quota of its namespace": newCase(func(f *fixture) {
 			remaining := 5
 			f.beforeRequest("create", func(r controllertest.Request) error {
 				if r.Namespace != "b" || remaining == 0 {
@@ -116,7 +116,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 				f.t.Errorf("labels %v, annotations %v, keys %d", got.Labels, got.Annotations, len(got.Data))
 			}
 		}),
-		"N10: a namespace that terminates before the cache knows is no error": newCase(func(f *fixture) {
+		"a namespace that terminates before the cache knows is no error": newCase(func(f *fixture) {
 			f.beforeRequest("create", func(r controllertest.Request) error {
 				if r.Namespace == "c" {
 					return nil
@@ -129,7 +129,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			f.expectAfter(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetryDelay
 			f.expectMetric(0, "writes_total", "result", "error")
 		}),
-		"N11: a conflict is decided on again": newCase(func(f *fixture) {
+		"a conflict is decided on again": newCase(func(f *fixture) {
 			f.expectAfter(time.Second, "create b/s")
 			f.beforeFirst("update", func() error { return apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("changed")) })
 			f.edit("a/s", holding("w")).expectAfter(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
@@ -141,14 +141,14 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			f.edit("a/s", annotate("Q:push-to=b,c")).advance(time.Minute)
 			f.expectValue("b/s", "own")
 		}, secret("a/s", "v", "Q:push-to=c")),
-		"N15: a dry run persists nothing": newCase(func(f *fixture) { f.expectRequests("dry run: create b/s, dry run: create c/s"); f.expectEvents("") },
+		"a dry run persists nothing": newCase(func(f *fixture) { f.expectRequests("dry run: create b/s, dry run: create c/s"); f.expectEvents("") },
 			secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")).withConfig(dryRun),
-		"N18: the live source decides, whatever the cache says": newCase(func(f *fixture) {
+		"the live source decides, whatever the cache says": newCase(func(f *fixture) {
 			f.Lag(time.Minute, "secrets")
 			f.edit("b/t", annotate("Q:pull-from=a/s")).advance(30 * time.Second)
 			f.edit("a/s", annotate("Q:allow-pull")).expectAfter(10*time.Minute, "")
 		}, secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")),
-		"N18: a copy is not deleted if the live source wants it": newCase(func(f *fixture) {
+		"a copy is not deleted if the live source wants it": newCase(func(f *fixture) {
 			f.Lag(time.Minute, "secrets")
 			f.expectAfter(5*time.Minute, "create b/s")
 			f.edit("a/s", annotate("Q:push-to")).advance(30 * time.Second)
@@ -166,18 +166,18 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
 				`Q:source={"copy":"b/t","dialect":"replicator","mode":"pull","source":"a/s","uid":"1"}`),
 			secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True")).withConfig(nil, "--namespaces=b"),
-		"N19: what is in sync costs no request": newCase(func(f *fixture) {
+		"what is in sync costs no request": newCase(func(f *fixture) {
 			f.advance(time.Minute)
 			f.expectCopies(300, 300)
 			f.restart()
 			f.edit("a/s", annotate("x=y")).expectAfter(time.Minute, "", allVerbs...)
 		}, manyNamespaces(300, secret("a/s", "v", "Q:push-to=n-*"))...),
-		"N20: a repair that does not last is made ever more seldom": newCase(func(f *fixture) {
+		"a repair that does not last is made ever more seldom": newCase(func(f *fixture) {
 			f.expectAfter(time.Second, "create b/s")
 			fight(f, "b/s")
 			f.expectEvent("Warning DriftFight a/s: b/s is changed again and again, at last by test; it is repaired ever more seldom")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"N20: a repair of a dry run that does not last is made ever more seldom": newCase(func(f *fixture) { fight(f, "b/t") },
+		"a repair of a dry run that does not last is made ever more seldom": newCase(func(f *fixture) { fight(f, "b/t") },
 			secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")).withConfig(dryRun),
 		"a drift is reported, and the next one again after ten minutes": newCase(func(f *fixture) {
 			f.remove("b/s").advance(11 * time.Minute)
@@ -393,8 +393,8 @@ func (f *fixture) secret(name string) *corev1.Secret {
 	return controllertest.Get[corev1.Secret](f.Host, namespace, name)
 }
 
-// edit changes a Secret behind the controller's back. It, remove and restart return the fixture, so that what
-// follows can be said after it.
+// edit changes a Secret behind the controller's back. It, remove and restart return the fixture, so that
+// calls can be chained.
 func (f *fixture) edit(name string, changes ...func(*corev1.Secret)) *fixture {
 	f.t.Helper()
 	s := f.secret(name)

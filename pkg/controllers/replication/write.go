@@ -34,7 +34,7 @@ const (
 	reasonFight      = "DriftFight"
 )
 
-// write carries out a plan that was made on what l has read.
+// write carries out a plan that was made on what the view has read.
 func (c *controller) write(ctx context.Context, key policy.Key, plan *policy.Plan, view liveView) (time.Duration, error) {
 	now := time.Now()
 	source, target := view.bodies[plan.Source], view.bodies[key]

@@ -48,7 +48,7 @@ type controller struct {
 	objects    objects
 	limiter    *rate.Limiter
 	events     record.EventRecorder
-	metrics    *domainMetrics
+	metrics    *controllerMetrics
 	memory     *memory
 	// onceNotices are what owners are told once, repeatedNotices what they are told again.
 	onceNotices, repeatedNotices *notices.Memory
@@ -78,7 +78,7 @@ func newController(
 		cfg: cfg, evaluator: cfg.evaluator(), kinds: watchedKinds, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
 		memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(noticeInterval),
 	}
-	c.metrics = newDomainMetrics(reg, c)
+	c.metrics = newControllerMetrics(reg, c)
 	loop.MaxBackoff, loop.Background = maxBackoff, c.resyncWorkloads
 	var watches []controllers.Watch[objectKey]
 	for _, k := range watchedKinds {

@@ -21,20 +21,20 @@ const (
 	resultError    = "error"
 )
 
-// domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
+// controllerMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
 // namespace or a name.
-type domainMetrics struct {
+type controllerMetrics struct {
 	writes  *metrics.CounterVec // kind, direction, result
 	invalid *metrics.CounterVec // key
 	lag     *metrics.Histogram
 	skew    *metrics.Gauge
 }
 
-func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMetrics {
+func newControllerMetrics(reg controllers.MetricsRegistry, c *controller) *controllerMetrics {
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
-	domain := &domainMetrics{
+	m := &controllerMetrics{
 		writes: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "writes_total", StabilityLevel: metrics.ALPHA,
 			Help: "Writes by kind, direction (down, up) and result (success, dry_run, conflict, error)."}, []string{"kind", "direction", "result"}),
 		invalid: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "invalid_annotations_total", StabilityLevel: metrics.ALPHA,
@@ -44,9 +44,9 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 			Buckets: []float64{0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800}}),
 		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's when they were last compared.")),
 	}
-	reg.MustRegister(domain.writes, domain.invalid, domain.lag, domain.skew)
+	reg.MustRegister(m.writes, m.invalid, m.lag, m.skew)
 	for _, k := range policy.Keys() {
-		domain.invalid.WithLabelValues(k).Add(0)
+		m.invalid.WithLabelValues(k).Add(0)
 	}
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {
@@ -54,7 +54,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 		}
 		for _, action := range []policy.Action{policy.ScaleDown, policy.ScaleUp} {
 			for _, result := range []string{resultSuccess, resultDryRun, resultConflict, resultError} {
-				domain.writes.WithLabelValues(string(k.Kind), direction(action), result).Add(0)
+				m.writes.WithLabelValues(string(k.Kind), direction(action), result).Add(0)
 			}
 		}
 		opts := gauge("down_objects", "Workloads that have a record of the replicas to return to, by kind.")
@@ -64,7 +64,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("contested_objects", "Workloads that are left alone until the next boundary, because somebody has raised them again and again."),
 		func() float64 { return float64(c.memory.countContested()) }))
-	return domain
+	return m
 }
 
 func countScaledDown(informer *informers.Informer[*informers.Object]) (n int) {
@@ -83,6 +83,6 @@ func direction(action policy.Action) string {
 	return "up"
 }
 
-func (d *domainMetrics) countWrite(kind policy.Kind, action policy.Action, result string) {
-	d.writes.WithLabelValues(string(kind), direction(action), result).Inc()
+func (m *controllerMetrics) countWrite(kind policy.Kind, action policy.Action, result string) {
+	m.writes.WithLabelValues(string(kind), direction(action), result).Inc()
 }

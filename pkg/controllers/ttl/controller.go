@@ -41,7 +41,7 @@ type controller struct {
 	client  kubernetes.Interface
 	objects objects
 	events  record.EventRecorder
-	metrics *domainMetrics
+	metrics *controllerMetrics
 	// Rules have a breaker of their own, so that the backlog of a new rule does not stop deletions by
 	// annotations.
 	breaker, ruleBreaker *policy.Breaker
@@ -73,7 +73,7 @@ func newController(cfg Config, set *rules.Set, follow followFunc, client kuberne
 		onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(noticeInterval), faultNotices: notices.New(time.Minute),
 		types: map[schema.GroupResource]*followedType{}, faults: map[string]RuleFault{},
 	}
-	c.metrics = newDomainMetrics(reg, c)
+	c.metrics = newControllerMetrics(reg, c)
 	loop.Background = c.followTypes
 	c.loop, err = controllers.NewLoop(loop, c.reconcile)
 	return c, err

@@ -96,7 +96,7 @@ func (f *fixture) writeRules(rules string) {
 }
 
 // start starts the manager on what was put before, and these objects. It and what changes objects return the
-// fixture, so that what follows can be said after it.
+// fixture, so that calls can be chained.
 func (f *fixture) start(objects ...runtime.Object) *fixture {
 	f.Helper()
 	f.objects = append(f.objects, objects...)

@@ -21,9 +21,9 @@ const (
 	resultError   = "error"
 )
 
-// domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
+// controllerMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
 // namespace or a name.
-type domainMetrics struct {
+type controllerMetrics struct {
 	deletions  *metrics.CounterVec // group, resource, result, rule
 	invalid    *metrics.CounterVec // key
 	ruleErrors *metrics.CounterVec // rule
@@ -32,14 +32,14 @@ type domainMetrics struct {
 	skew       *metrics.Gauge
 }
 
-func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMetrics {
+func newControllerMetrics(reg controllers.MetricsRegistry, c *controller) *controllerMetrics {
 	counter := func(name, help string) *metrics.CounterOpts {
 		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
-	domain := &domainMetrics{
+	m := &controllerMetrics{
 		deletions: metrics.NewCounterVec(counter("deletions_total",
 			"Expired objects by type, result (success, dry_run, error) and rule, which is empty for annotations."),
 			[]string{"group", "resource", "result", "rule"}),
@@ -53,12 +53,12 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 			"How often too many objects of one namespace, or of all in total, were due within a minute."), []string{"scope"}),
 		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
 	}
-	reg.MustRegister(domain.deletions, domain.invalid, domain.ruleErrors, domain.lag, domain.trips, domain.skew)
+	reg.MustRegister(m.deletions, m.invalid, m.ruleErrors, m.lag, m.trips, m.skew)
 	for _, key := range c.options.Keys() {
-		domain.invalid.WithLabelValues(key).Add(0)
+		m.invalid.WithLabelValues(key).Add(0)
 	}
 	for i, r := range c.rules.Rules() {
-		domain.ruleErrors.WithLabelValues(r.Name).Add(0)
+		m.ruleErrors.WithLabelValues(r.Name).Add(0)
 		opts := gauge("rule_objects", "Objects that expire by the rule, in time.")
 		opts.ConstLabels = map[string]string{"rule": r.Name}
 		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(c.ruleStatuses()[i].Objects) }))
@@ -78,7 +78,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 	addSum("watched_types", "Types whose objects are known.", func(s *TypeStatus) int { return boolToInt(s.Synced) })
 	addSum("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *TypeStatus) int { return boolToInt(s.Problem != "") })
 	for _, scope := range []policy.Scope{policy.OneNamespace, policy.AllNamespaces} {
-		domain.trips.WithLabelValues(string(scope)).Add(0)
+		m.trips.WithLabelValues(string(scope)).Add(0)
 	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("breaker_open", "1 while annotations or rules delete nothing at all, because too many objects were due."), func() float64 {
@@ -92,7 +92,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 			ruleNamespaces, _ := c.ruleBreaker.Stopped(time.Now())
 			return float64(namespaces + ruleNamespaces)
 		}))
-	return domain
+	return m
 }
 
 func boolToInt(condition bool) int {
@@ -102,6 +102,6 @@ func boolToInt(condition bool) int {
 	return 0
 }
 
-func (d *domainMetrics) countDeletion(key objectKey, decision *policy.Decision, result string) {
-	d.deletions.WithLabelValues(key.Group, key.Resource, result, decision.Rule).Inc()
+func (m *controllerMetrics) countDeletion(key objectKey, decision *policy.Decision, result string) {
+	m.deletions.WithLabelValues(key.Group, key.Resource, result, decision.Rule).Inc()
 }

@@ -32,7 +32,7 @@ func NewEvaluator(o Options) *Evaluator {
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
-	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, noDotNetTime).Text
+	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, dotNetForbidden).Text
 }
 
 // evaluation is the evaluation of the annotations of a source for a namespace.
@@ -44,12 +44,12 @@ type evaluation struct {
 }
 
 // match evaluates an annotation. Only a held verdict has a text, which names the annotation.
-func (e evaluation) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
+func (e evaluation) match(key, grammar string, parse func(string) matcher, dotNetDeadline time.Time) Verdict {
 	text := e.source.Annotations[key]
 	if text == tooLongValue {
 		return held(InvalidAnnotation, key+": "+tooLongText)
 	}
-	v := e.matchers.get(grammar, text, parse)(e.ns, until)
+	v := e.matchers.get(grammar, text, parse)(e.ns, dotNetDeadline)
 	if v.Text != "" {
 		v.Text = key + ": " + v.Text
 	}
@@ -61,7 +61,7 @@ func (e evaluation) matchNative(key string) Verdict {
 	if !e.source.hasAnnotation(key) {
 		return no
 	}
-	return e.match(key, "clauses", e.matchers.clauses, noDotNetTime)
+	return e.match(key, "clauses", e.matchers.clauses, dotNetForbidden)
 }
 
 // reflectorAllows returns the reflector's permission.
@@ -95,16 +95,16 @@ func (e evaluation) matchReflectorList(key, selector string) Verdict {
 		v = e.matchDotNetList(key)
 	}
 	if hasSelector && v.Answer != Yes {
-		v = v.or(e.match(selector, "strict", e.matchers.strictSelector, noDotNetTime))
+		v = v.or(e.match(selector, "strict", e.matchers.strictSelector, dotNetForbidden))
 	}
 	return v
 }
 
 // replicatorPushes returns the replicator's push.
 func (e evaluation) replicatorPushes() Verdict {
-	v := e.match(replicateTo, "go", goRegexList, noDotNetTime)
+	v := e.match(replicateTo, "go", goRegexList, dotNetForbidden)
 	if e.source.hasAnnotation(replicateToMatching) && v.Answer != Yes {
-		v = v.or(e.match(replicateToMatching, "selector", e.matchers.selector, noDotNetTime))
+		v = v.or(e.match(replicateToMatching, "selector", e.matchers.selector, dotNetForbidden))
 	}
 	return v
 }
@@ -118,7 +118,7 @@ func (e evaluation) replicatorAllows() Verdict {
 	case !permitted:
 		return no
 	}
-	return e.match(replicationAllowedNamespaces, "go", goRegexList, noDotNetTime)
+	return e.match(replicationAllowedNamespaces, "go", goRegexList, dotNetForbidden)
 }
 
 // claim is what one source wants of a target.
@@ -158,7 +158,7 @@ func (e *Evaluator) mayPush(dialect Dialect, source *Object, home *Namespace) bo
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	return e.matchers.get("clauses", e.PushNamespaces, e.matchers.clauses)(home, noDotNetTime).Answer == Yes
+	return e.matchers.get("clauses", e.PushNamespaces, e.matchers.clauses)(home, dotNetForbidden).Answer == Yes
 }
 
 // claims returns the claims on a target other than no, the strongest first: claims from the oldest

@@ -75,7 +75,7 @@ func (f *fixture) addNamespaces(names ...string) {
 }
 
 // label sets a label of a namespace, or removes it if the value is empty. It and what changes objects return
-// the fixture, so that what follows can be said after it.
+// the fixture, so that calls can be chained.
 func (f *fixture) label(namespace, key, value string) *fixture {
 	f.ns[namespace].Labels[key] = value
 	if value == "" {

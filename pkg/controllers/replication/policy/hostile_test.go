@@ -174,7 +174,7 @@ func TestReplicatorPatternsAreBounded(t *testing.T) {
 		"more than the value of an annotation": {strings.Repeat("b", maxPatternLength) + "|b", InvalidPattern},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := goRegexList(tc.list)(&Namespace{Name: "b"}, noDotNetTime)
+			got := goRegexList(tc.list)(&Namespace{Name: "b"}, dotNetForbidden)
 			if got.Reason != tc.want || (got.Answer == Yes) != (tc.want == "") {
 				t.Errorf("%+v, want reason %q", got, tc.want)
 			}

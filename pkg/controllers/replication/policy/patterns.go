@@ -43,12 +43,12 @@ const (
 	maxPaused = 1000
 )
 
-// matcher is the parsed value of an annotation that names namespaces. After until, it answers held instead
-// of running a .NET regular expression.
-type matcher func(ns *Namespace, until time.Time) Verdict
+// matcher is the parsed value of an annotation that names namespaces. After the deadline, it answers held
+// instead of running a .NET regular expression.
+type matcher func(ns *Namespace, dotNetDeadline time.Time) Verdict
 
-// noDotNetTime is the until that runs no .NET regular expression at all.
-var noDotNetTime time.Time
+// dotNetForbidden is a deadline that has always passed, so that no .NET regular expression runs.
+var dotNetForbidden time.Time
 
 // matchers keeps parsed values.
 type matchers struct {
@@ -109,10 +109,10 @@ func listParser(parseItem func(string) matcher) func(string) matcher {
 
 // anyOf stops at the first item that says yes or takes too long.
 func anyOf(items []matcher) matcher {
-	return func(ns *Namespace, until time.Time) Verdict {
+	return func(ns *Namespace, dotNetDeadline time.Time) Verdict {
 		v := no
 		for _, item := range items {
-			next := item(ns, until)
+			next := item(ns, dotNetDeadline)
 			if next.Answer == Yes || next.Reason == PatternTimeout {
 				return next
 			}
@@ -126,7 +126,7 @@ func anyOf(items []matcher) matcher {
 // a list that took too long, no pattern of its namespace is run for a while, even if the list is replaced:
 // other tenants wait for it.
 func (e evaluation) matchDotNetList(key string) Verdict {
-	v := e.match(key, "net", listParser(dotNetRegex), noDotNetTime)
+	v := e.match(key, "net", listParser(dotNetRegex), dotNetForbidden)
 	if v.Answer != Held {
 		return v
 	}
@@ -165,11 +165,11 @@ func dotNetRegex(item string) matcher {
 		return always(held(InvalidPattern, invalidText(item)))
 	}
 	expression.MatchTimeout = matchTimeout
-	return func(ns *Namespace, until time.Time) Verdict {
+	return func(ns *Namespace, dotNetDeadline time.Time) Verdict {
 		switch {
-		case until.Equal(noDotNetTime):
+		case dotNetDeadline.Equal(dotNetForbidden):
 			return Verdict{Answer: Held}
-		case time.Now().After(until):
+		case time.Now().After(dotNetDeadline):
 			return held(PatternTimeout, "its patterns take too long to match")
 		}
 		match, err := expression.FindStringMatch(ns.Name)
@@ -290,10 +290,10 @@ func (m *matchers) clauses(text string) matcher {
 		return always(held(InvalidAnnotation, "has nothing but exclusions"))
 	}
 	selected := anyOf(include)
-	return func(ns *Namespace, until time.Time) Verdict {
+	return func(ns *Namespace, dotNetDeadline time.Time) Verdict {
 		if glob.MatchAny(exclude, ns.Name) {
 			return no
 		}
-		return selected(ns, until)
+		return selected(ns, dotNetDeadline)
 	}
 }
