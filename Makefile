@@ -25,10 +25,10 @@ PLATFORMS ?= linux/amd64 linux/arm64
 # The platforms of a release: nodes, for the image too, and where people work, for `kubectl quartermaster`.
 RELEASED  := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 VULNDB    ?= https://vuln.go.dev
-# MODULES are all modules but the main one. PACKAGED leaves out the modules that only pin versions, of programs
+# MODULES are all modules but the main one. LINTED_MODULES leaves out those that only pin versions, of programs
 # and CRDs.
-MODULES    = $(patsubst %/go.mod,%,$(shell git ls-files '*/go.mod'))
-PACKAGED   = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
+MODULES        = $(or $(patsubst %/go.mod,%,$(shell git ls-files '*/go.mod')),$(error needs a git checkout))
+LINTED_MODULES = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
 
 .PHONY: help
 help: ## Print this list.
@@ -157,7 +157,7 @@ fuzz: ## Fuzz each Fuzz function for FUZZTIME.
 
 .PHONY: lint
 lint: ## Run golangci-lint, pinned in hack/tools: format, vet, imports and more.
-	@lint=$(LINT); status=0; for module in . $(PACKAGED); do \
+	@lint=$(LINT); status=0; for module in . $(LINTED_MODULES); do \
 	    echo "golangci-lint in $$module"; (cd $$module; "$$lint" run ./...) || status=1; done; exit $$status
 
 .PHONY: fmt

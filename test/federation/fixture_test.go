@@ -84,8 +84,8 @@ func (s *scenario) waitForType(name, want string) {
 	})
 }
 
-// wantWrites checks how many writes of the scenario there were in a member.
-func (s *scenario) wantWrites(tails map[string][]*cluster.AuditTail, member string, want int) {
+// expectWrites checks how many writes of the scenario there were in a member.
+func (s *scenario) expectWrites(tails map[string][]*cluster.AuditTail, member string, want int) {
 	s.Helper()
 	var writes []string
 	for _, w := range s.memberWrites(tails) {

@@ -84,8 +84,8 @@ func (j *joinFixture) runOutput(program string, args ...string) (string, error) 
 	return string(out), err
 }
 
-// wantUnjoined checks that nothing of a join is left but the namespace, which kubefedctl deletes.
-func (j *joinFixture) wantUnjoined(namespaceStays bool) {
+// expectUnjoined checks that nothing of a join is left but the namespace, which kubefedctl deletes.
+func (j *joinFixture) expectUnjoined(namespaceStays bool) {
 	j.Helper()
 	j.waitForObject(j.c2, roles, "", joinedRole, nil)
 	j.waitForObject(j.c2, bindings, "", joinedRole, nil)
@@ -135,7 +135,7 @@ func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
 			t.Errorf("%s: no error\n%s", flag, out)
 		}
 	}
-	j.wantUnjoined(false)
+	j.expectUnjoined(false)
 	j.waitForObject(j.c2, namespaces, "", "nope", nil)
 	j.run(shared.Binary, "join", "c2", "--host-cluster-context=c1", "--cluster-context=c2", "--kubefed-namespace="+namespace)
 	shared.RunLeader(j.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints")
@@ -198,7 +198,7 @@ func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
 	if out, err := j.runOutput(shared.Binary, "unjoin", "c2"); err != nil || strings.Contains(out, note) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	j.wantUnjoined(true)
+	j.expectUnjoined(true)
 	j.run(shared.Binary, "unjoin", "c2") // there is nothing left to do
 	j.waitForObject(j.c2, configMaps, j.shop, "f", managed)
 	j.waitForStatus(f, "c1=")
@@ -217,7 +217,7 @@ func TestLongKubeFedJoin(t *testing.T) {
 	kubefedctl := k.buildProgram("kubefedctl", "build", "sigs.k8s.io/kubefed/cmd/kubefedctl")
 	j.run(shared.Binary, "join", "c2")
 	j.run(kubefedctl, "unjoin", "c2", "--host-cluster-context=c1")
-	j.wantUnjoined(false)
+	j.expectUnjoined(false)
 	j.run(kubefedctl, "join", "c2", "--host-cluster-context=c1")
 	j.run(shared.Binary, "join", "c2")
 	u, err := j.c2.Resource(roles).Get(j.ctx, joinedRole, metav1.GetOptions{})
@@ -225,8 +225,8 @@ func TestLongKubeFedJoin(t *testing.T) {
 		t.Errorf("the role of kubefedctl is %v (%v)", u, err)
 	}
 	j.run(shared.Binary, "unjoin", "c2")
-	j.wantUnjoined(true)
+	j.expectUnjoined(true)
 	j.run(kubefedctl, "join", "c2", "--host-cluster-context=c1")
 	j.run(shared.Binary, "unjoin", "c2")
-	j.wantUnjoined(true)
+	j.expectUnjoined(true)
 }

@@ -85,9 +85,9 @@ func (k *kubefed) waitUntilPropagated(objects []*unstructured.Unstructured) map[
 	return generations
 }
 
-// wantTakeover checks that a manager that has begun to lead writes nothing in the members, changes no
+// expectTakeover checks that a manager that has begun to lead writes nothing in the members, changes no
 // spec, and then propagates a change of an object of each type.
-func (k *kubefed) wantTakeover(objects []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
+func (k *kubefed) expectTakeover(objects []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
 	k.Helper()
 	// In this time each looks at all objects, and after availableDelay once more.
 	fleet.Wait(k.ctx, 45*time.Second)
@@ -124,7 +124,7 @@ func TestLongKubeFedMigration(t *testing.T) {
 	token, err := shared.AdminToken(k.ctx)
 	assert.NoError(t, err)
 	fleet.Eventually(k.ctx, t, func() error { return checkIdle(manager, token, 2) })
-	k.wantTakeover(objects, tails, before, "federation")
+	k.expectTakeover(objects, tails, before, "federation")
 
 	before = k.waitUntilPropagated(objects)
 	if err := manager.Stop(k.ctx, 30*time.Second); err != nil || manager.ExitCode() != 0 {
@@ -133,7 +133,7 @@ func TestLongKubeFedMigration(t *testing.T) {
 	shared.FreeLease(t, manager)
 	tails = k.tailAudits()
 	k.runKubeFed()
-	k.wantTakeover(objects, tails, before, "KubeFed")
+	k.expectTakeover(objects, tails, before, "KubeFed")
 }
 
 // checkIdle returns nil if a manager has listed all types in its members and has nothing to do there.

@@ -162,10 +162,10 @@ func TestLongOperatorsCommands(t *testing.T) {
 	o.waitForStatus(last, "c2=")
 
 	o.runBlock("until ", "")
-	o.wantUnjoined(true)
+	o.expectUnjoined(true)
 	join()
 	o.runBlock("unjoin c2 --force", "")
-	o.wantUnjoined(true)
+	o.expectUnjoined(true)
 	for i, block := range o.blocks {
 		if !o.executed[i] {
 			t.Errorf("was not run:\n%s", block)

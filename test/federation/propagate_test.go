@@ -30,8 +30,8 @@ const (
 		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + bothMembers + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}"
 )
 
-// wantRetained checks that what belongs to a member stays when the federated object changes.
-func (m *members) wantRetained() {
+// expectRetained checks that what belongs to a member stays when the federated object changes.
+func (m *members) expectRetained() {
 	m.Helper()
 	s := m.create("kind: FederatedService, metadata: {name: web}, spec: {template: {spec: {type: NodePort, ports: [{name: http, port: 80}]}}, " + bothMembers + "}")
 	scaled, _, _ := strings.Cut(deployment, ", overrides") // which would win
@@ -120,7 +120,7 @@ func TestObjectsArePropagated(t *testing.T) {
 		m.patch(u, `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`) // the end of the Namespace would wait for the others
 	}
 
-	m.wantRetained()
+	m.expectRetained()
 
 	// Drift is put right, and a managed object of nobody loses its label.
 	if _, err := m.c2.Resource(configMaps).Namespace("shop").Patch(m.ctx, "f", types.MergePatchType, []byte(`{"data":{"a":"mine"}}`), metav1.PatchOptions{}); err != nil {

@@ -116,7 +116,7 @@ var scenarios = map[string]func(*scenario){
 		s.patchByHand(s.c2, deployments, s.shop, "d", `{"metadata":{"annotations":{"foo":null}}}`)
 		s.waitForObject(s.c2, deployments, s.shop, "d", annotated)
 		fleet.Wait(s.ctx, quietTime)
-		s.wantWrites(tails, "c2", 1)
+		s.expectWrites(tails, "c2", 1)
 	},
 	"an override that fails stops its member only": func(s *scenario) {
 		s.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/x/y","value":1}]}]`)
@@ -162,7 +162,7 @@ var scenarios = map[string]func(*scenario){
 		s.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/data/a","value":"x"}]}]`)
 		s.waitForContent(s.c1, "x")
 		fleet.Wait(s.ctx, quietTime)
-		s.wantWrites(tails, "c2", 0)
+		s.expectWrites(tails, "c2", 0)
 	},
 	"a restart reads and writes nothing in members": func(s *scenario) {
 		s.stop(s.fixture.manager.Process)
@@ -198,7 +198,7 @@ var scenarios = map[string]func(*scenario){
 			return err
 		})
 		fleet.Wait(s.ctx, quietTime)
-		s.wantWrites(tails, "c2", 5)
+		s.expectWrites(tails, "c2", 5)
 	},
 	"a malformed deleteoption waits": func(s *scenario) {
 		s.patch(s.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{"}}}`)

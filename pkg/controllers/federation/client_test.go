@@ -145,23 +145,23 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 		}, want: policy.Healthy},
 		"http to a server with TLS": {spec: func(s *policy.ClusterSpec) { s.APIEndpoint = strings.Replace(s.APIEndpoint, "https", "http", 1) }, want: policy.Unhealthy},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			server := NewServer(t)
-			if test.health != nil {
-				server.health = test.health
+			if tc.health != nil {
+				server.health = tc.health
 			}
-			c := server.newClient(t, test.spec)
-			if test.closed {
+			c := server.newClient(t, tc.spec)
+			if tc.closed {
 				server.Close()
 			}
 			timeout := 10 * time.Second // nothing depends on it but what must not answer
-			if test.problem == "deadline exceeded" {
+			if tc.problem == "deadline exceeded" {
 				timeout = 50 * time.Millisecond
 			}
 			result, version, problem := c.probe(t.Context(), timeout)
-			if result != test.want || (problem == "") != (test.problem == "") || !strings.Contains(problem, test.problem) || strings.Contains(problem, "good") {
-				t.Errorf("%v, %q, want %v, %q", result, problem, test.want, test.problem)
+			if result != tc.want || (problem == "") != (tc.problem == "") || !strings.Contains(problem, tc.problem) || strings.Contains(problem, "good") {
+				t.Errorf("%v, %q, want %v, %q", result, problem, tc.want, tc.problem)
 			}
 			if (version == "v1.36.3") != (result == policy.Healthy) {
 				t.Errorf("version %q", version)

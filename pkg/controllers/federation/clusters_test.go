@@ -75,7 +75,7 @@ func (h host) conditions(name string) string {
 	return strings.Join(texts, ", ")
 }
 
-func (h host) wantConditions(name, want string) {
+func (h host) expectConditions(name, want string) {
 	h.Helper()
 	if got := h.conditions(name); got != want {
 		h.Errorf("%s is %q, want %q", name, got, want)
@@ -86,7 +86,7 @@ func (h host) wantConditions(name, want string) {
 	}
 }
 
-func (h host) wantWrites(want ...string) {
+func (h host) expectWrites(want ...string) {
 	h.Helper()
 	if got := h.Writes(); !slices.Equal(got, want) {
 		h.Errorf("wrote %q, want %q", got, want)
@@ -105,25 +105,25 @@ func TestClusterIsProbedWhileItIsJoined(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
-		h.wantConditions("c1", readyConditions)
-		h.wantWrites(statusPatch + "c1")
+		h.expectConditions("c1", readyConditions)
+		h.expectWrites(statusPatch + "c1")
 		h.Sleep(4 * time.Minute)
-		h.wantWrites()
+		h.expectWrites()
 		if n := server.Probes(); n != 2*25+1 {
 			t.Errorf("%d requests, want two for each of 25 probes, and one for its UID", n)
 		}
 		h.Sleep(time.Minute + time.Second)
-		h.wantWrites(statusPatch + "c1") // since the status was five minutes old
+		h.expectWrites(statusPatch + "c1") // since the status was five minutes old
 		server.SetAnswer(500)
 		h.Sleep(20 * time.Second)
-		h.wantConditions("c1", readyConditions)
+		h.expectConditions("c1", readyConditions)
 		h.Sleep(10 * time.Second)
-		h.wantConditions("c1", notReadyConditions)
-		h.wantWrites(statusPatch + "c1")
+		h.expectConditions("c1", notReadyConditions)
+		h.expectWrites(statusPatch + "c1")
 		server.SetAnswer(200)
 		h.Sleep(10 * time.Second)
-		h.wantConditions("c1", readyConditions)
-		h.wantWrites(statusPatch + "c1")
+		h.expectConditions("c1", readyConditions)
+		h.expectWrites(statusPatch + "c1")
 		if _, since := federation.Ready(h.Controller("federation"), "c1"); time.Since(since) > 10*time.Second {
 			t.Errorf("ready since %v", since)
 		}
@@ -144,13 +144,13 @@ func TestNewLeaderStartsFromTheStatusOfClusters(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
-		h.wantConditions("c1", readyConditions)
+		h.expectConditions("c1", readyConditions)
 		server.SetAnswer(500)
 		h.Restart()
 		h.Settle()
-		h.wantConditions("c1", readyConditions)
+		h.expectConditions("c1", readyConditions)
 		h.Sleep(20 * time.Second)
-		h.wantConditions("c1", notReadyConditions)
+		h.expectConditions("c1", notReadyConditions)
 	})
 }
 
@@ -162,11 +162,11 @@ func TestMalformedClusterStopsNoOther(t *testing.T) {
 		insecureSpec.APIEndpoint = strings.Replace(insecureSpec.APIEndpoint, "https", "http", 1)
 		h := newHost(t, true, newKubeFedCluster("well", server.Spec()), secret("well", "good"), newKubeFedCluster("without", server.Spec()), newKubeFedCluster("blank", server.Spec()), secret("blank", " "),
 			newKubeFedCluster("gone", stopped.Spec()), secret("gone", "good"), newKubeFedCluster("ca", policy.ClusterSpec{APIEndpoint: server.URL, CABundle: []byte("x")}), secret("ca", "good"))
-		h.wantConditions("well", readyConditions)
-		h.wantConditions("without", malformedConditions)
-		h.wantConditions("blank", malformedConditions)
-		h.wantConditions("ca", malformedConditions)
-		h.wantConditions("gone", offlineConditions)
+		h.expectConditions("well", readyConditions)
+		h.expectConditions("without", malformedConditions)
+		h.expectConditions("blank", malformedConditions)
+		h.expectConditions("ca", malformedConditions)
+		h.expectConditions("gone", offlineConditions)
 		events := h.Events()
 		slices.Sort(events)
 		var reasons []string
@@ -180,11 +180,11 @@ func TestMalformedClusterStopsNoOther(t *testing.T) {
 		}
 		h.Put(secret("without", "good"))
 		h.Settle() // at once
-		h.wantConditions("without", readyConditions)
+		h.expectConditions("without", readyConditions)
 		h.Delete(secret("well", "good"))
 		h.Settle()
-		h.wantConditions("well", malformedConditions)
-		h.wantConditions("without", readyConditions)
+		h.expectConditions("well", malformedConditions)
+		h.expectConditions("without", readyConditions)
 	})
 }
 
@@ -192,7 +192,7 @@ func TestUnsafeEndpointIsNotAsked(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, false, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
-		h.wantConditions("c1", malformedConditions)
+		h.expectConditions("c1", malformedConditions)
 		if server.Probes() > 0 {
 			t.Error("it was asked nevertheless")
 		}
@@ -212,7 +212,7 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 		if other.Probes() == 0 || server.Probes() != before {
 			t.Errorf("%d requests of the new endpoint, %d of the old one", other.Probes(), server.Probes()-before)
 		}
-		h.wantConditions("c1", readyConditions)
+		h.expectConditions("c1", readyConditions)
 		h.Sleep(time.Minute)
 		if events := h.Events(); len(events) != 1 || !strings.HasPrefix(events[0], "Warning InsecureTLS "+namespace+"/c1: ") {
 			t.Errorf("Events %q", events)
@@ -221,7 +221,7 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 		assert.NoError(t, unstructured.SetNestedField(changed.Object, "ftp://c1.example", "spec", "apiEndpoint"))
 		h.Put(changed)
 		h.Settle()
-		h.wantConditions("c1", malformedConditions)
+		h.expectConditions("c1", malformedConditions)
 	})
 }
 
@@ -236,8 +236,8 @@ func TestRotatedTokenIsUsedAtOnce(t *testing.T) {
 		if got, want := server.Tokens()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
 			t.Errorf("tokens %q, want %q: no other cluster is asked", got, want)
 		}
-		h.wantConditions("c1", readyConditions)
-		h.wantWrites(statusPatch+"c1", statusPatch+"c2")
+		h.expectConditions("c1", readyConditions)
+		h.expectWrites(statusPatch+"c1", statusPatch+"c2")
 	})
 }
 
@@ -256,10 +256,10 @@ func TestKubeFedConfigSetsTheProbes(t *testing.T) {
 		elsewhere := newKubeFedCluster("c2", server.Spec())
 		elsewhere.SetNamespace("shop")
 		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), newKubeFedCluster("c1", server.Spec()), secret("c1", "good"), elsewhere)
-		h.wantWrites(statusPatch + "c1")
+		h.expectWrites(statusPatch + "c1")
 		server.SetAnswer(500)
 		h.Sleep(2 * time.Second) // two probes, whatever the first one waits for
-		h.wantConditions("c1", notReadyConditions)
-		h.wantWrites(statusPatch + "c1")
+		h.expectConditions("c1", notReadyConditions)
+		h.expectWrites(statusPatch + "c1")
 	})
 }

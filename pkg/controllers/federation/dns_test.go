@@ -104,9 +104,9 @@ func dnsRecord(t *testing.T, spec string) *unstructured.Unstructured {
 	return object(t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: "+kind+", metadata: {namespace: shop, name: web}, spec: {"+spec+"}}")
 }
 
-// wantRecords checks the records of a DNSEndpoint, such as "NAME A 1.1.1.1", without what all names of the
+// expectRecords checks the records of a DNSEndpoint, such as "NAME A 1.1.1.1", without what all names of the
 // Service begin with.
-func (n *dnsFed) wantRecords(name string, want ...string) {
+func (n *dnsFed) expectRecords(name string, want ...string) {
 	n.t.Helper()
 	var got []string
 	if u := n.get(n.Host, "DNSEndpoint", "shop", name); u == nil {
@@ -131,11 +131,11 @@ func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 		n.c1.Cut()
 		n.Sleep(time.Minute)
 	}
-	for name, test := range map[string]func(n *dnsFed){
+	for name, tc := range map[string]func(n *dnsFed){
 		"load balancers of both clusters": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			if writes := n.dnsWrites(); !slices.Equal(writes, []string{"patch servicednsrecords.multiclusterdns.kubefed.io/status shop/web", endpointApply}) {
 				n.t.Errorf("wrote %q", writes)
 			}
@@ -153,7 +153,7 @@ func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 			n.names.set("lb.example.com", errors.New("refused"))
 			n.Restart()
 			n.Sleep(5 * time.Minute)
-			n.wantRecords(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
 			if writes := n.dnsWrites(); len(writes) > 0 {
 				n.t.Errorf("wrote %q", writes)
 			}
@@ -163,17 +163,17 @@ func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 			n.Sleep(20 * time.Second)
 			n.setLoadBalancer(n.c1, "{ip: 1.1.1.2}")
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.2 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.2 2.2.2.2]")
 		},
 		"a Service without ready endpoints": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
 			n.setEndpoints(n.c1, "[{addresses: [10.0.0.1], conditions: {ready: false}}]")
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.ex.org A [2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.2]")
 			n.set(n.Host, "ServiceDNSRecord", "shop", "web", "true", "spec", "allowServiceWithoutEndpoints")
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 		},
 		"a cluster that is away keeps its last": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, service))
@@ -181,52 +181,52 @@ func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 			cutOff(n)
 			n.set(n.Host, "ServiceDNSRecord", "shop", "web", "7", "spec", "recordTTL")
 			n.Sleep(20 * time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			n.Delete(n.get(n.Host, "KubeFedCluster", namespace, "c1"))
 			n.Sleep(20 * time.Second)
-			n.wantRecords(name, "P.ex.org A [2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.2]")
 		},
 		"host names are resolved every minute, and a failure keeps the last answer": func(n *dnsFed) {
 			n.setLoadBalancer(n.c1, "{hostname: lb.example.com}")
 			n.names.set("lb.example.com", "9.9.9.9")
 			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			n.wantRecords(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
 			n.names.set("lb.example.com", nil)
 			n.Sleep(2 * time.Minute)
 			n.setLoadBalancer(n.c2, "{ip: 2.2.2.3}")
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.ex.org A [2.2.2.3 9.9.9.9]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.3 9.9.9.9]")
 			n.names.set("lb.example.com", "9.9.9.8")
 			n.Sleep(2 * time.Minute)
-			n.wantRecords(name, "P.ex.org A [2.2.2.3 9.9.9.8]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.3 9.9.9.8]")
 		},
 		"zones and region of the Nodes": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, service))
 			n.c1.Put(object(n.t, "{apiVersion: v1, kind: Node, metadata: {name: node, labels: {topology.kubernetes.io/zone: a, topology.kubernetes.io/region: eu}}}"))
 			n.Sleep(11 * time.Minute)
-			n.wantRecords(name, "P.a.eu.ex.org A [1.1.1.1]", "P.eu.ex.org A [1.1.1.1]", "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.a.eu.ex.org A [1.1.1.1]", "P.eu.ex.org A [1.1.1.1]", "P.ex.org A [1.1.1.1 2.2.2.2]")
 			n.setEndpoints(n.c1, "[]")
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.a.eu.ex.org CNAME [P.eu.ex.org]", "P.eu.ex.org CNAME [P.ex.org]", "P.ex.org A [2.2.2.2]")
+			n.expectRecords(name, "P.a.eu.ex.org CNAME [P.eu.ex.org]", "P.eu.ex.org CNAME [P.ex.org]", "P.ex.org A [2.2.2.2]")
 			n.c1.Put(object(n.t, "{apiVersion: v1, kind: Node, metadata: {name: node}}"))
 			n.Sleep(11 * time.Minute)
-			n.wantRecords(name, "P.ex.org A [2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [2.2.2.2]")
 		},
 		"an Ingress": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, "hosts: [a.org, '*.b.org']"))
 			n.Sleep(20 * time.Second)
-			n.wantRecords("ingress-web", "*.b.org A [1.1.1.1 2.2.2.2]", "a.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords("ingress-web", "*.b.org A [1.1.1.1 2.2.2.2]", "a.org A [1.1.1.1 2.2.2.2]")
 		},
 		"a DNSEndpoint that somebody changes": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
 			n.set(n.Host, "DNSEndpoint", "shop", name, "[{dnsName: bank.ex.org, targets: [6.6.6.6]}]", "spec", "endpoints")
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			n.Delete(n.get(n.Host, "DNSEndpoint", "shop", name))
 			n.Sleep(time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			owners := n.get(n.Host, "DNSEndpoint", "shop", name).GetOwnerReferences()
 			if len(owners) != 1 || owners[0].Kind != "ServiceDNSRecord" || owners[0].UID != n.get(n.Host, "ServiceDNSRecord", "shop", "web").GetUID() {
 				n.t.Errorf("owned by %v", owners)
@@ -235,33 +235,33 @@ func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 		"no Domain yet": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, "domainRef: other"))
 			n.Sleep(20 * time.Second)
-			n.wantRecords(name, "gone")
-			n.wantWarnings("DomainMissing")
+			n.expectRecords(name, "gone")
+			n.expectWarnings("DomainMissing")
 			n.Put(object(n.t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: Domain, metadata: {namespace: "+namespace+", name: other}, domain: other.org}"))
 			n.Sleep(time.Second)
-			n.wantRecords(name, "web.shop.other.svc.other.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "web.shop.other.svc.other.org A [1.1.1.1 2.2.2.2]")
 		},
 		"hostile records": func(n *dnsFed) {
 			n.Put(dnsRecord(n.t, "hosts: ["+strings.Repeat("a.org, ", 5000)+"a.org]"), dnsRecord(n.t, service+", dnsPrefix: web.bank.fed.svc"))
 			n.Sleep(20 * time.Second)
-			n.wantRecords(name, "gone")
-			n.wantRecords("ingress-web", "gone")
-			n.wantWarnings("InvalidDNSRecord")
+			n.expectRecords(name, "gone")
+			n.expectRecords("ingress-web", "gone")
+			n.expectWarnings("InvalidDNSRecord")
 			for _, spec := range []string{"externalName: 'a b'", "dnsPrefix: " + strings.Repeat("x", 300), "recordTTL: -1", "recordTTL: long", "externalName: " + strings.Repeat("x", 64), "domainRef: " + strings.Repeat("x", 300)} {
 				n.Put(dnsRecord(n.t, strings.TrimPrefix(spec, "domainRef: fed, ")+map[bool]string{true: "", false: ", " + service}[strings.HasPrefix(spec, "domainRef")]))
 				n.Sleep(5 * time.Second)
-				n.wantRecords(name, "gone")
+				n.expectRecords(name, "gone")
 			}
 			if events := slices.DeleteFunc(n.Events(), func(e string) bool { return !strings.Contains(e, "InvalidDNSRecord") }); len(events) != 6 {
 				n.t.Errorf("%d Events:\n%s", len(events), strings.Join(events, "\n"))
 			}
 			n.Put(dnsRecord(n.t, service))
 			n.Sleep(5 * time.Second)
-			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.expectRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(newDNSFed(t)) })
+			synctest.Test(t, func(t *testing.T) { tc(newDNSFed(t)) })
 		})
 	}
 }

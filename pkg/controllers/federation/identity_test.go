@@ -27,8 +27,8 @@ func kubeSystem(uid string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: types.UID(uid)}}
 }
 
-// wantIdentity checks the recorded UID of a cluster, and whether the cluster is ready.
-func (f *fed) wantIdentity(name, uid string, ready bool) {
+// expectIdentity checks the recorded UID of a cluster, and whether the cluster is ready.
+func (f *fed) expectIdentity(name, uid string, ready bool) {
 	f.t.Helper()
 	u := f.get(f.Host, "KubeFedCluster", namespace, name)
 	if got := u.GetAnnotations()[policy.ClusterUIDAnnotation]; got != uid {
@@ -52,7 +52,7 @@ func (f *fed) reidentify(change func()) {
 // TestClusterThatIsReplacedLosesNothing begins with the federated object in both clusters, which have the
 // UIDs one and two.
 func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"a cluster that is rebuilt behind its endpoint gets everything, and loses nothing": func(f *fed) {
 			f.reidentify(func() {
 				f.c2.Delete(f.get(f.c2, "ConfigMap", "shop", "f"), f.get(f.c2, "Namespace", "", "shop"), kubeSystem(""))
@@ -61,8 +61,8 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			if w := f.c2.Writes(); len(w) != 2 || !slices.Contains(w, configMapCreate) || !slices.Contains(w, "create namespaces shop") {
 				f.t.Errorf("wrote %q", w)
 			}
-			f.wantWarnings(policy.ClusterReplaced)
-			f.wantIdentity("c2", "two", true)
+			f.expectWarnings(policy.ClusterReplaced)
+			f.expectIdentity("c2", "two", true)
 		},
 		"placement deletes nothing in a replaced cluster until the annotation is deleted": func(f *fed) {
 			f.reidentify(func() {
@@ -73,12 +73,12 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "{quartermaster.dev/cluster-uid: two, quartermaster.dev/allow-removals: '2100-01-01T00:00:00Z'}", "metadata", "annotations")
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: other, labels: {kubefed.io/managed: 'true'}}}"))
 			f.Sleep(20 * time.Minute)
-			f.wantWrites(f.c2)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+			f.expectWrites(f.c2)
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Sleep(2 * time.Minute)
-			f.wantConfigMap(f.c2, "gone")
-			f.wantIdentity("c2", "three", true)
+			f.expectConfigMap(f.c2, "gone")
+			f.expectIdentity("c2", "three", true)
 		},
 		"a deleted F is removed in a replaced cluster": func(f *fed) {
 			f.reidentify(func() {
@@ -87,38 +87,38 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			})
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, configMapDelete)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.expectWrites(f.c2, configMapDelete)
+			f.expectStatus("FederatedConfigMap", "f", "gone")
 		},
 		"what a cluster owes is not removed in its successor": func(f *fed) {
 			f.writeOff()
 			f.c2.Delete(kubeSystem(""))
 			f.c2.Put(kubeSystem("three"))
 			f.endOutage()
-			f.wantWrites(f.c2)
-			f.wantConfigMap(f.c2, "managed")
+			f.expectWrites(f.c2)
+			f.expectConfigMap(f.c2, "managed")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Sleep(2 * time.Minute)
-			f.wantWrites(f.c2, configMapDelete)
+			f.expectWrites(f.c2, configMapDelete)
 		},
 		"a restart, and an absence, replace nothing": func(f *fed) {
 			f.reidentify(func() {})
 			f.Restart()
 			f.Sleep(time.Minute)
-			f.wantWarnings()
-			f.wantIdentity("c2", "two", true)
+			f.expectWarnings()
+			f.expectIdentity("c2", "two", true)
 		},
 		"a cluster that is joined twice is written once": func(f *fed) {
 			f.Put(secret("c3", "two"), kubeFedCluster(f.c2, "c3"))
 			f.setSpec("{clusters: [{name: c1}, {name: c3}]}", "placement")
 			f.Sleep(20 * time.Minute)
-			f.wantIdentity("c3", "", false)
-			f.wantIdentity("c2", "two", true)
-			f.wantWrites(f.c2, configMapDelete) // by c2
-			f.wantWarnings("MalformedClusterConfig")
+			f.expectIdentity("c3", "", false)
+			f.expectIdentity("c2", "two", true)
+			f.expectWrites(f.c2, configMapDelete) // by c2
+			f.expectWarnings("MalformedClusterConfig")
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(2 * time.Minute)
-			f.wantIdentity("c3", "two", true)
+			f.expectIdentity("c3", "two", true)
 		},
 		"an older KubeFedCluster that is led to a joined cluster takes nothing from it": func(f *fed) {
 			f.Put(secret("c1", "two"))
@@ -126,10 +126,10 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.setSpec("{data: {a: c}}", "template")
 			f.Sleep(2 * time.Minute)
-			f.wantIdentity("c1", "one", false)
-			f.wantIdentity("c2", "two", true)
-			f.wantWrites(f.c2, configMapUpdate)
-			f.wantWarnings(policy.ClusterReplaced, "MalformedClusterConfig")
+			f.expectIdentity("c1", "one", false)
+			f.expectIdentity("c2", "two", true)
+			f.expectWrites(f.c2, configMapUpdate)
+			f.expectWarnings(policy.ClusterReplaced, "MalformedClusterConfig")
 		},
 		"a cluster is joined twice while nobody leads": func(f *fed) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
@@ -143,8 +143,8 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 				f.c2.Writes()
 			})
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, configMapDelete) // by c2
-			f.wantIdentity("c3", "", false)
+			f.expectWrites(f.c2, configMapDelete) // by c2
+			f.expectIdentity("c3", "", false)
 		},
 		"a UID that may not be read": func(f *fed) {
 			f.c2.OnRead(func(r controllertest.Request) error {
@@ -156,7 +156,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Restart()
 			f.Sleep(time.Minute)
-			f.wantIdentity("c2", "", true)
+			f.expectIdentity("c2", "", true)
 		},
 		"while a cluster does not say which one it is, it is not written": func(f *fed) {
 			f.c2.OnRead(func(r controllertest.Request) error {
@@ -167,11 +167,11 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			})
 			f.Restart(func() { f.set(f.c2, "ConfigMap", "shop", "f", "mine", "data", "a") })
 			f.Sleep(2 * time.Minute)
-			f.wantWrites(f.c2)
-			f.wantIdentity("c2", "two", false)
+			f.expectWrites(f.c2)
+			f.expectIdentity("c2", "two", false)
 			f.c2.OnRead(nil)
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, configMapUpdate)
+			f.expectWrites(f.c2, configMapUpdate)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,13 +182,13 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 				f.Restart()
 				f.Put(configMap(t))
 				f.Sleep(settleTime)
-				f.wantIdentity("c1", "one", true)
-				f.wantIdentity("c2", "two", true)
+				f.expectIdentity("c1", "one", true)
+				f.expectIdentity("c2", "two", true)
 				for _, host := range []apiServer{f.Host, f.c1, f.c2} {
 					host.Writes()
 				}
 				f.Events()
-				test(f)
+				tc(f)
 			})
 		})
 	}
@@ -201,7 +201,7 @@ func TestOlderClusterIsCreatedEarlier(t *testing.T) {
 		u.SetCreationTimestamp(metav1.Unix(second, 0))
 		return u
 	}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		a, b *unstructured.Unstructured
 		want bool
 	}{
@@ -211,7 +211,7 @@ func TestOlderClusterIsCreatedEarlier(t *testing.T) {
 		"itself":                            {cluster("a", 1), cluster("a", 1), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := policy.OlderCluster(test.a, test.b); got != test.want {
+			if got := policy.OlderCluster(tc.a, tc.b); got != tc.want {
 				t.Errorf("older: %t", got)
 			}
 		})

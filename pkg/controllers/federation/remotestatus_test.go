@@ -22,8 +22,8 @@ func collectingConfig(t *testing.T) *unstructured.Unstructured {
 		"spec: {scope: Cluster, featureGates: [{name: RawResourceStatusCollection, configuration: Enabled}]}}")
 }
 
-// wantRemoteStatuses checks what the federated Deployment has of the statuses in clusters.
-func (f *fed) wantRemoteStatuses(want string) {
+// expectRemoteStatuses checks what the federated Deployment has of the statuses in clusters.
+func (f *fed) expectRemoteStatuses(want string) {
 	f.t.Helper()
 	var got []string
 	for _, c := range policy.ReadFederated(f.get(f.Host, "FederatedDeployment", "shop", "d")).Status.Clusters {
@@ -46,16 +46,16 @@ func TestRemoteStatusIsCopiedIfItIsAskedFor(t *testing.T) {
 	enable := func(f *fed) {
 		f.set(f.Host, "FederatedTypeConfig", namespace, "deployments.apps", "Enabled", "spec", "statusCollection")
 	}
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"it is copied when it changes": func(f *fed) {
 			enable(f)
 			f.Put(collectingConfig(f.t))
 			f.setReadyReplicas(1)
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=map[readyReplicas:1] c2=map[]")
+			f.expectRemoteStatuses("c1=map[readyReplicas:1] c2=map[]")
 			f.setReadyReplicas(2)
 			f.Sleep(6 * time.Second)
-			f.wantRemoteStatuses("c1=map[readyReplicas:2] c2=map[]")
+			f.expectRemoteStatuses("c1=map[readyReplicas:2] c2=map[]")
 			f.Writes()
 			f.Sleep(20 * time.Minute)
 			if n := f.countStatusWrites(); n > 0 {
@@ -66,7 +66,7 @@ func TestRemoteStatusIsCopiedIfItIsAskedFor(t *testing.T) {
 			if n := f.countStatusWrites(); n > 0 {
 				f.t.Errorf("%d writes of a status that is as it was", n)
 			}
-			f.wantWrites(f.c1)
+			f.expectWrites(f.c1)
 		},
 		"it changes every second": func(f *fed) {
 			enable(f)
@@ -88,14 +88,14 @@ func TestRemoteStatusIsCopiedIfItIsAskedFor(t *testing.T) {
 				f.t.Errorf("%v reconciles in the cluster for changes of the status alone", n)
 			}
 			f.Sleep(5 * time.Second)
-			f.wantRemoteStatuses("c1=map[readyReplicas:59] c2=map[]")
+			f.expectRemoteStatuses("c1=map[readyReplicas:59] c2=map[]")
 		},
 		"it has fields that are null": func(f *fed) {
 			enable(f)
 			f.Put(collectingConfig(f.t))
 			f.set(f.c1, "Deployment", "shop", "d", "{readyReplicas: null, conditions: [{type: A, status: 'True', lastTransitionTime: null}]}", "status")
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=map[conditions:[map[status:True type:A]]] c2=map[]")
+			f.expectRemoteStatuses("c1=map[conditions:[map[status:True type:A]]] c2=map[]")
 			f.Writes()
 			f.Sleep(20 * time.Minute)
 			if n := f.countStatusWrites(); n > 0 {
@@ -107,27 +107,27 @@ func TestRemoteStatusIsCopiedIfItIsAskedFor(t *testing.T) {
 			f.Put(collectingConfig(f.t))
 			f.set(f.c1, "Deployment", "shop", "d", "{conditions: [{type: A, status: 'True', message: "+strings.Repeat("x", 33<<10)+"}]}", "status")
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=<nil> c2=map[]")
-			f.wantWarnings(policy.StatusTooLarge)
+			f.expectRemoteStatuses("c1=<nil> c2=map[]")
+			f.expectWarnings(policy.StatusTooLarge)
 		},
 		"the FederatedTypeConfig does not ask for it": func(f *fed) {
 			f.Put(collectingConfig(f.t))
 			f.setReadyReplicas(1)
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=<nil> c2=<nil>")
+			f.expectRemoteStatuses("c1=<nil> c2=<nil>")
 		},
 		"the gate is closed, and closed again": func(f *fed) {
 			enable(f)
 			f.setReadyReplicas(1)
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=<nil> c2=<nil>")
+			f.expectRemoteStatuses("c1=<nil> c2=<nil>")
 			f.Put(collectingConfig(f.t))
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=map[readyReplicas:1] c2=map[]")
+			f.expectRemoteStatuses("c1=map[readyReplicas:1] c2=map[]")
 			f.Delete(collectingConfig(f.t))
 			f.setReplicas("3")
 			f.Sleep(20 * time.Second)
-			f.wantRemoteStatuses("c1=<nil> c2=<nil>")
+			f.expectRemoteStatuses("c1=<nil> c2=<nil>")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestRemoteStatusIsCopiedIfItIsAskedFor(t *testing.T) {
 				f := newFed(t, federated(t, "Deployment", "d", "{template: {spec: {replicas: 1}}, "+bothClusters+"}"))
 				f.Writes()
 				f.c1.Writes()
-				test(f)
+				tc(f)
 			})
 		})
 	}

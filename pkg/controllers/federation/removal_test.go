@@ -32,9 +32,9 @@ func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 		}
 		f.change(f.Host, "KubeFedCluster", namespace, "c2", func(u *unstructured.Unstructured) { u.SetLabels(nil) })
 		f.Sleep(10 * time.Minute)
-		f.wantWrites(f.c2)
-		f.wantWarnings(policy.RemovalsHeld)
-		f.wantStatus("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
+		f.expectWrites(f.c2)
+		f.expectWarnings(policy.RemovalsHeld)
+		f.expectStatus("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
 		if n := f.Metric(federation.MetricPrefix+"held_removals", "cluster", "c2"); n != 20 {
 			t.Errorf("%v removals held", n)
 		}
@@ -45,13 +45,13 @@ func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 		if n := len(f.c2.Writes()); n != 20 {
 			t.Errorf("%d writes after it was allowed", n)
 		}
-		f.wantStatus("FederatedConfigMap", "f7", "")
+		f.expectStatus("FederatedConfigMap", "f7", "")
 	})
 }
 
 // TestRemovalGuardCountsRemovalsOfTheLastMinute has placements that change one after the other.
 func TestRemovalGuardCountsRemovalsOfTheLastMinute(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		interval  time.Duration
 		deletions int
 	}{
@@ -68,11 +68,11 @@ func TestRemovalGuardCountsRemovalsOfTheLastMinute(t *testing.T) {
 				f.c2.Writes()
 				for i := range 40 {
 					f.set(f.Host, "FederatedConfigMap", "shop", fmt.Sprintf("f%d", i), "{clusters: []}", "spec", "placement")
-					f.Sleep(test.interval)
+					f.Sleep(tc.interval)
 				}
 				f.Sleep(10 * time.Minute)
-				if n := len(f.c2.Writes()); n != test.deletions {
-					t.Errorf("%d deletions, want %d", n, test.deletions)
+				if n := len(f.c2.Writes()); n != tc.deletions {
+					t.Errorf("%d deletions, want %d", n, tc.deletions)
 				}
 			})
 		})
@@ -81,12 +81,12 @@ func TestRemovalGuardCountsRemovalsOfTheLastMinute(t *testing.T) {
 
 // TestNamespaceLosesItsLabelOrIsDeleted has c1 as the host.
 func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"the host's own Namespace loses its label when it is deselected": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "patch namespaces shop")
-			f.wantWrites(f.c2, "delete namespaces shop")
+			f.expectWrites(f.c1, "patch namespaces shop")
+			f.expectWrites(f.c2, "delete namespaces shop")
 		},
 		"an adopted Namespace loses its label when it is deselected": func(f *fed) {
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: old}}"))
@@ -94,23 +94,23 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 			u.SetNamespace("old")
 			f.Put(u)
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, "create namespaces old: AlreadyExists", "update namespaces old")
+			f.expectWrites(f.c2, "create namespaces old: AlreadyExists", "update namespaces old")
 			f.set(f.Host, "FederatedNamespace", "old", "old", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, "patch namespaces old")
+			f.expectWrites(f.c2, "patch namespaces old")
 		},
 		"protected ones are never written": func(f *fed) {
 			u := federated(f.t, "Namespace", "kube-system", "{"+bothClusters+"}")
 			u.SetNamespace("kube-system")
 			f.Put(u)
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2)
+			f.expectWrites(f.c2)
 		},
 		"one with another name than its namespace": func(f *fed) {
 			f.Put(federated(f.t, "Namespace", "other", "{"+bothClusters+"}"))
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2)
-			f.wantWarnings(policy.InvalidName)
+			f.expectWrites(f.c2)
+			f.expectWarnings(policy.InvalidName)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 				f.Sleep(time.Minute)
 				f.c1.Writes()
 				f.c2.Writes()
-				test(f)
+				tc(f)
 			})
 		})
 	}
@@ -147,13 +147,13 @@ func TestExistingObjectIsOverwrittenIfAdoptionIsOn(t *testing.T) {
 				f.Put(configMap(t))
 				f.Sleep(20 * time.Minute)
 				if adopt {
-					f.wantWrites(f.c1, configMapCreate+": AlreadyExists", configMapUpdate)
-					f.wantConfigMap(f.c1, "managed")
+					f.expectWrites(f.c1, configMapCreate+": AlreadyExists", configMapUpdate)
+					f.expectConfigMap(f.c1, "managed")
 					return
 				}
-				f.wantWrites(f.c1, configMapCreate+": AlreadyExists")
-				f.wantConfigMap(f.c1, "unlabelled")
-				f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
+				f.expectWrites(f.c1, configMapCreate+": AlreadyExists")
+				f.expectConfigMap(f.c1, "unlabelled")
+				f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
 			})
 		})
 	}
@@ -181,15 +181,15 @@ func TestRemovalWaitsForLists(t *testing.T) {
 				f.Sleep(settleTime)
 				f.set(f.c1, "ConfigMap", "shop", "f", "mine", "data", "a") // c1 looks at it
 				f.Sleep(20 * time.Minute)
-				f.wantWrites(f.c1)
-				f.wantWrites(f.c2)
-				f.wantStatus("FederatedConfigMap", "f", waitingStatus)
+				f.expectWrites(f.c1)
+				f.expectWrites(f.c2)
+				f.expectStatus("FederatedConfigMap", "f", waitingStatus)
 				setServed(true)
 				f.setSpec("c", "template", "data", "a")
 				f.Sleep(20 * time.Minute)
-				f.wantWrites(f.c1, configMapUpdate)
-				f.wantWrites(f.c2, configMapUpdate)
-				f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
+				f.expectWrites(f.c1, configMapUpdate)
+				f.expectWrites(f.c2, configMapUpdate)
+				f.expectStatus("FederatedConfigMap", "f", "c1= c2=")
 			})
 		})
 	}
@@ -212,10 +212,10 @@ func TestFederatedNamespacesGoWithTheirDefinition(t *testing.T) {
 				f.change(f.Host, "CustomResourceDefinition", "", definition, func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 				f.Sleep(5 * time.Minute)
 				for _, c := range []*controllertest.Cluster{f.c1, f.c2} {
-					f.wantWrites(c, "patch namespaces shop")
-					f.wantConfigMap(c, "managed")
+					f.expectWrites(c, "patch namespaces shop")
+					f.expectConfigMap(c, "managed")
 				}
-				f.wantStatus("FederatedNamespace", "shop", "gone")
+				f.expectStatus("FederatedNamespace", "shop", "gone")
 			})
 		})
 	}
@@ -238,33 +238,33 @@ func addWidgets(f *fed) {
 func TestCustomTypeIsPropagated(t *testing.T) {
 	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"c2 gets its objects when it begins to serve the type": func(f *fed) {
-			f.wantWrites(f.c1, "create widgets.example.com shop/w")
-			f.wantStatus("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
+			f.expectWrites(f.c1, "create widgets.example.com shop/w")
+			f.expectStatus("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
 			f.Sleep(10 * time.Minute)
-			f.wantWrites(f.c2, "create widgets.example.com shop/w")
-			f.wantStatus("FederatedWidget", "w", "c1= c2=")
+			f.expectWrites(f.c2, "create widgets.example.com shop/w")
+			f.expectStatus("FederatedWidget", "w", "c1= c2=")
 		},
 		"c2 gets the version that its override names": func(f *fed) {
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1beta1"))
 			f.set(f.Host, "FederatedWidget", "shop", "w", "[{clusterName: c2, clusterOverrides: [{path: /apiVersion, value: example.com/v1beta1}]}]", "spec", "overrides")
 			f.Sleep(10 * time.Minute)
-			f.wantWrites(f.c2, "create widgets.example.com shop/w")
-			f.wantStatus("FederatedWidget", "w", "c1= c2=")
+			f.expectWrites(f.c2, "create widgets.example.com shop/w")
+			f.expectStatus("FederatedWidget", "w", "c1= c2=")
 			f.set(f.Host, "FederatedWidget", "shop", "w", "c", "spec", "template", "spec", "a")
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, "update widgets.example.com shop/w")
+			f.expectWrites(f.c2, "update widgets.example.com shop/w")
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, "delete widgets.example.com shop/w")
-			f.wantStatus("FederatedWidget", "w", "gone")
+			f.expectWrites(f.c2, "delete widgets.example.com shop/w")
+			f.expectStatus("FederatedWidget", "w", "gone")
 		},
 		"F is deleted while c2 lacks the API": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
 			f.Sleep(time.Minute)
-			f.wantStatus("FederatedWidget", "w", "gone")
+			f.expectStatus("FederatedWidget", "w", "gone")
 		},
 		"objects lose their label when the federated type's definition is deleted": func(f *fed) {
 			f.c1.Writes()
@@ -275,8 +275,8 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 			})
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w")) // as the API server does next
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "patch widgets.example.com shop/w")
-			f.wantStatus("FederatedWidget", "w", "gone")
+			f.expectWrites(f.c1, "patch widgets.example.com shop/w")
+			f.expectStatus("FederatedWidget", "w", "gone")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -285,7 +285,7 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 				f.c1.Writes()
 				f.c2.Writes()
 				addWidgets(f)
-				test(f)
+				tc(f)
 			})
 		})
 	}

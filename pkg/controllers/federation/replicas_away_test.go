@@ -27,27 +27,27 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 		f.setAllReady(f.c1, f.c2)
 		f.Sleep(time.Second)
 	}
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"for 30 s: nothing moves": func(f *fed) {
 			cutOff(f, 30*time.Second)
-			f.wantSpread("c1=5 c2=5")
-			f.wantDeploymentWrites(f.c1)
-			f.wantDeploymentWrites(f.c2)
+			f.expectSpread("c1=5 c2=5")
+			f.expectDeploymentWrites(f.c1)
+			f.expectDeploymentWrites(f.c2)
 			if n := countWrites(f.Host, spreadUpdate); n != 0 {
 				f.t.Errorf("%d writes", n)
 			}
 		},
 		"for 2 min: replicas move, and the Deployment is not deleted": func(f *fed) {
 			cutOff(f, 2*time.Minute)
-			f.wantDeploymentWrites(f.c1, "update deployments.apps shop/d")
-			f.wantDeploymentWrites(f.c2, "update deployments.apps shop/d")
-			f.wantSpread("c1=10 c2=0") // what runs stays
+			f.expectDeploymentWrites(f.c1, "update deployments.apps shop/d")
+			f.expectDeploymentWrites(f.c2, "update deployments.apps shop/d")
+			f.expectSpread("c1=10 c2=0") // what runs stays
 		},
 		"for 2 min, with rebalance: replicas move there and back": func(f *fed) {
 			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 10, rebalance: true"))
 			f.Sleep(10 * time.Second)
 			cutOff(f, 2*time.Minute)
-			f.wantSpread("c1=5 c2=5")
+			f.expectSpread("c1=5 c2=5")
 			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
@@ -60,8 +60,8 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 				cutOff(f, 30*time.Second)
 				f.Sleep(200 * time.Second)
 			}
-			f.wantSpread("c1=5 c2=5")
-			f.wantDeploymentWrites(f.c2)
+			f.expectSpread("c1=5 c2=5")
+			f.expectDeploymentWrites(f.c2)
 		},
 		"ten times in an hour for 2 min: nothing is deleted": func(f *fed) {
 			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 10, rebalance: true"))
@@ -70,7 +70,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 				cutOff(f, 2*time.Minute)
 				f.Sleep(2 * time.Minute)
 			}
-			f.wantSpread("c1=5 c2=5")
+			f.expectSpread("c1=5 c2=5")
 			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Errorf("c2 lost its Deployment %d times", n)
 			}
@@ -87,14 +87,14 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 				f.Sleep(time.Second)
 			}
 			f.Sleep(58 * time.Second)
-			f.wantSpread("c1=5 c2=5")
+			f.expectSpread("c1=5 c2=5")
 			f.Sleep(4 * time.Second)
-			f.wantSpread("c1=10")
+			f.expectSpread("c1=10")
 		},
 		"the cluster is back, and the plan cannot be written yet": func(f *fed) {
 			f.c2.Cut()
 			f.Sleep(2 * time.Minute)
-			f.wantSpread("c1=10")
+			f.expectSpread("c1=10")
 			f.OnWrite(func(r controllertest.Request) error {
 				if strings.HasPrefix(r.String(), spreadUpdate) {
 					return errors.New("no space left")
@@ -103,14 +103,14 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			})
 			f.c2.Restore()
 			f.Sleep(10 * time.Minute)
-			f.wantDeploymentWrites(f.c2)
-			f.wantStatus("FederatedDeployment", "d", "CheckClusters c1= c2=WaitingForRemoval")
+			f.expectDeploymentWrites(f.c2)
+			f.expectStatus("FederatedDeployment", "d", "CheckClusters c1= c2=WaitingForRemoval")
 			f.OnWrite(nil)
 			f.Sleep(10 * time.Minute)
 			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			f.wantStatus("FederatedDeployment", "d", "c1= c2=")
+			f.expectStatus("FederatedDeployment", "d", "c1= c2=")
 		},
 		"the cluster is back under a new leader": func(f *fed) {
 			f.c2.Cut()
@@ -121,7 +121,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			f.wantStatus("FederatedDeployment", "d", "c1= c2=")
+			f.expectStatus("FederatedDeployment", "d", "c1= c2=")
 		},
 		"another is away when it is back": func(f *fed) {
 			f.c2.Cut()
@@ -133,7 +133,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			f.wantSpread("c2=10")
+			f.expectSpread("c2=10")
 		},
 		"the preference goes while it is away: placement rules": func(f *fed) {
 			f.c2.Cut()
@@ -141,7 +141,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.Delete(preference(f.t, "x: y"))
 			f.c2.Restore()
 			f.Sleep(time.Minute)
-			f.wantDeploymentWrites(f.c2, deploymentDelete)
+			f.expectDeploymentWrites(f.c2, deploymentDelete)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -151,11 +151,11 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 				f.Sleep(settleTime)
 				f.setAllReady(f.c1, f.c2)
 				f.Sleep(settleTime)
-				f.wantSpread("c1=5 c2=5")
+				f.expectSpread("c1=5 c2=5")
 				f.Writes()
 				f.c1.Writes()
 				f.c2.Writes()
-				test(f)
+				tc(f)
 			})
 		})
 	}

@@ -66,8 +66,8 @@ func (f *fed) spread(kind string) string {
 	return strings.Join(texts, " ")
 }
 
-// wantSpread checks where the federated Deployment is placed, and its replicas.
-func (f *fed) wantSpread(want string) {
+// expectSpread checks where the federated Deployment is placed, and its replicas.
+func (f *fed) expectSpread(want string) {
 	f.t.Helper()
 	if got := f.spread("FederatedDeployment"); got != want {
 		f.t.Errorf("%s, want %s", got, want)
@@ -110,8 +110,8 @@ func countWrites(server apiServer, write string) int {
 	return n
 }
 
-// wantDeploymentWrites checks the Deployment's writes in a cluster since the last call, without repetitions.
-func (f *fed) wantDeploymentWrites(c *controllertest.Cluster, want ...string) {
+// expectDeploymentWrites checks the Deployment's writes in a cluster since the last call, without repeats.
+func (f *fed) expectDeploymentWrites(c *controllertest.Cluster, want ...string) {
 	f.t.Helper()
 	writes := slices.DeleteFunc(c.Writes(), func(text string) bool { return !strings.Contains(text, "deployments.apps") })
 	if got := slices.Compact(writes); !slices.Equal(got, want) {
@@ -122,12 +122,12 @@ func (f *fed) wantDeploymentWrites(c *controllertest.Cluster, want ...string) {
 // TestReplicasFollowThePreference has a federated Deployment that is placed nowhere until a preference says
 // where.
 func TestReplicasFollowThePreference(t *testing.T) {
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"equal parts by default": func(f *fed) {
 			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=5 c2=4")
-			f.wantDeploymentWrites(f.c1, "create deployments.apps shop/d")
+			f.expectSpread("c1=5 c2=4")
+			f.expectDeploymentWrites(f.c1, "create deployments.apps shop/d")
 			if n := countWrites(f.Host, spreadUpdate); n != 1 {
 				f.t.Errorf("%d writes", n)
 			}
@@ -145,21 +145,21 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 9, clusters: {c1: {weight: 1, maxReplicas: 2}, '*': {weight: 1}}"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=2 c2=7")
+			f.expectSpread("c1=2 c2=7")
 		},
 		"a preference that goes leaves all as it is": func(f *fed) {
 			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(time.Minute)
 			f.Delete(preference(f.t, "x: y"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=5 c2=4")
+			f.expectSpread("c1=5 c2=4")
 		},
 		"other overrides stay, in their order": func(f *fed) {
 			f.Put(federatedDeployment(f.t, "placement: {clusters: [{name: c9}]}, overrides: [{clusterName: c9, clusterOverrides: [{path: /spec/replicas, value: 3}, {path: /spec/paused, value: true}]}, "+
 				"{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 1}, {path: /spec/paused, value: true}]}]"),
 				preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=1 c2=1/spec/paused=true not in c9/spec/paused=true")
+			f.expectSpread("c1=1 c2=1/spec/paused=true not in c9/spec/paused=true")
 			if n := countWrites(f.Host, spreadUpdate); n != 1 {
 				f.t.Errorf("%d writes", n)
 			}
@@ -169,32 +169,32 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.set(f.Host, "FederatedDeployment", "shop", "d", "[]", "spec", "overrides")
 			f.Sleep(10 * time.Second)
-			f.wantSpread("c1=1 c2=1")
+			f.expectSpread("c1=1 c2=1")
 		},
 		"the selectors of F and its namespace": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: [{name: c1}, {name: c2}], clusterSelector: {}}", "spec", "placement")
 			f.Put(federatedDeployment(f.t, "placement: {clusterSelector: {matchLabels: {name: c2}}}"), preference(f.t, deploymentTarget+"totalReplicas: 9, intersectWithClusterSelector: true"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c2=9")
+			f.expectSpread("c2=9")
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {matchLabels: {name: c1}}}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wantSpread("c2=9") // no cluster, no write
+			f.expectSpread("c2=9") // no cluster, no write
 			f.change(f.Host, "KubeFedCluster", namespace, "c1", func(u *unstructured.Unstructured) { u.SetLabels(map[string]string{"name": "c2"}) })
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {matchLabels: {name: c2}}}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=5 c2=4")
+			f.expectSpread("c1=5 c2=4")
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wantWarnings("ComputePlacementFailed", "InvalidPreference")
-			f.wantSpread("c1=5 c2=4")
+			f.expectWarnings("ComputePlacementFailed", "InvalidPreference")
+			f.expectSpread("c1=5 c2=4")
 		},
 		"numbers that are wrong": func(f *fed) {
 			f.Put(federatedDeployment(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, deploymentTarget+"totalReplicas: 9, clusters: {c1: {weight: -1}}"))
 			f.Sleep(time.Minute)
 			f.set(f.Host, "FederatedDeployment", "shop", "d", "true", "spec", "retainReplicas") // it is decided on again
 			f.Sleep(time.Minute)
-			f.wantSpread("c1")
-			f.wantWarnings("InvalidPreference")
+			f.expectSpread("c1")
+			f.expectWarnings("InvalidPreference")
 			if n := len(slices.DeleteFunc(f.Events(), func(text string) bool { return !strings.Contains(text, "InvalidPreference") })); n != 1 {
 				f.t.Errorf("%d Events", n)
 			}
@@ -208,17 +208,17 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			f.Settle() // the cache may learn of the preference first
 			f.Put(federatedDeployment(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c1")
+			f.expectSpread("c1")
 			setGate("Enabled")
 			f.Sleep(10 * time.Second)
-			f.wantSpread("c1=1 c2=1")
+			f.expectSpread("c1=1 c2=1")
 		},
 		"the federated object comes later": func(f *fed) {
 			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
 			f.Put(federatedDeployment(f.t, "placement: {}"))
 			f.Sleep(10 * time.Second)
-			f.wantSpread("c1=1 c2=1")
+			f.expectSpread("c1=1 c2=1")
 		},
 		"a FederatedReplicaSet": func(f *fed) {
 			f.Put(federated(f.t, "ReplicaSet", "d", "{template: {spec: {selector: {matchLabels: {app: d}}}}}"), federatedDeployment(f.t, "placement: {}"),
@@ -227,7 +227,7 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			if got := f.spread("FederatedReplicaSet"); got != "c1=1 c2=1" {
 				f.t.Error(got)
 			}
-			f.wantSpread("")
+			f.expectSpread("")
 		},
 		"a cluster is joined": func(f *fed) {
 			c3 := f.AddCluster("c3")
@@ -235,18 +235,18 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.Put(kubeFedCluster(c3, "c3"))
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=3 c2=3 c3=3")
+			f.expectSpread("c1=3 c2=3 c3=3")
 		},
 		"Pods that have had no Node for a minute go elsewhere": func(f *fed) {
 			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 8"))
 			f.Sleep(20 * time.Second)
-			f.wantSpread("c1=4 c2=4")
+			f.expectSpread("c1=4 c2=4")
 			f.setAllReady(f.c1)
 			f.setReady(f.c2, 1)
 			f.Sleep(50 * time.Second)
-			f.wantSpread("c1=4 c2=4")
+			f.expectSpread("c1=4 c2=4")
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=7 c2=1")
+			f.expectSpread("c1=7 c2=1")
 		},
 		"with rebalance some wait, to see when there is room again": func(f *fed) {
 			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 8, rebalance: true"))
@@ -254,10 +254,10 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			f.setAllReady(f.c1)
 			f.setReady(f.c2, 1)
 			f.Sleep(2 * time.Minute)
-			f.wantSpread("c1=7 c2=4")
+			f.expectSpread("c1=7 c2=4")
 			f.setAllReady(f.c1, f.c2)
 			f.Sleep(3 * time.Minute)
-			f.wantSpread("c1=4 c2=4")
+			f.expectSpread("c1=4 c2=4")
 		},
 		"a cluster does not tell its Pods": func(f *fed) {
 			f.c2.OnRead(func(r controllertest.Request) error {
@@ -268,20 +268,20 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			})
 			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 8"))
 			f.Sleep(20 * time.Second)
-			f.wantSpread("c1=4 c2=4") // there was nothing yet
+			f.expectSpread("c1=4 c2=4") // there was nothing yet
 			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(20 * time.Second)
-			f.wantSpread("c1=4 c2=4")
+			f.expectSpread("c1=4 c2=4")
 			f.c2.OnRead(nil)
 			f.Sleep(time.Minute)
-			f.wantSpread("c1=5 c2=4")
+			f.expectSpread("c1=5 c2=4")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFed(t)
 				f.Writes()
-				test(f)
+				tc(f)
 			})
 		})
 	}

@@ -31,30 +31,30 @@ func (f *fed) allowRemovals() {
 	f.set(f.Host, "KubeFedCluster", namespace, "c2", time.Now().Add(time.Hour).UTC().Format("'"+time.RFC3339+"'"), "metadata", "annotations", policy.AllowRemovalsAnnotation)
 }
 
-// wantRemovalHeld checks that c2 keeps its object until that may be deleted, and then loses it.
-func (f *fed) wantRemovalHeld() {
+// expectRemovalHeld checks that c2 keeps its object until that may be deleted, and then loses it.
+func (f *fed) expectRemovalHeld() {
 	f.t.Helper()
 	f.Sleep(20 * time.Minute)
-	f.wantWrites(f.c2)
-	f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
-	f.wantWarnings(policy.RemovalsHeld)
+	f.expectWrites(f.c2)
+	f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+	f.expectWarnings(policy.RemovalsHeld)
 	f.allowRemovals()
 	f.Sleep(10 * time.Second)
-	f.wantWrites(f.c2, configMapDelete)
-	f.wantStatus("FederatedConfigMap", "f", "c1=")
-	f.wantPropagated("c1")
+	f.expectWrites(f.c2, configMapDelete)
+	f.expectStatus("FederatedConfigMap", "f", "c1=")
+	f.expectPropagated("c1")
 }
 
 // TestPlacementDeletesWhatIsRecorded begins with the federated object in both clusters.
 func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"the host is restored to before c2 was placed while the manager runs": func(f *fed) {
 			f.restoreHost()
-			f.wantRemovalHeld()
+			f.expectRemovalHeld()
 		},
 		"the host is restored to before c2 was placed while no manager runs": func(f *fed) {
 			f.Restart(f.restoreHost)
-			f.wantRemovalHeld()
+			f.expectRemovalHeld()
 		},
 		"the cache has the record that a restore has lost": func(f *fed) {
 			f.Lag(time.Minute, "propagatedversions")
@@ -62,8 +62,8 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			<-time.After(settleTime)
 			f.Lag(0, "propagatedversions")
 			f.Sleep(time.Second)
-			f.wantWrites(f.c2)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+			f.expectWrites(f.c2)
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 		},
 		"the host is restored to before F was created": func(f *fed) {
 			f.Restart(func() {
@@ -72,13 +72,13 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 				f.Delete(configMap(f.t))
 			})
 			f.Sleep(settleTime)
-			f.wantWrites(f.c2, configMapPatch)
-			f.wantConfigMap(f.c2, "unlabelled")
+			f.expectWrites(f.c2, configMapPatch)
+			f.expectConfigMap(f.c2, "unlabelled")
 		},
 		"somebody deletes the record": func(f *fed) {
 			f.Delete(f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"))
 			f.setSpec("{clusters: [{name: c1}]}", "placement")
-			f.wantRemovalHeld()
+			f.expectRemovalHeld()
 		},
 		"the record belongs to another object of the name of F": func(f *fed) {
 			f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
@@ -87,19 +87,19 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 				u.SetOwnerReferences(owners)
 			})
 			f.setSpec("{clusters: [{name: c1}]}", "placement")
-			f.wantRemovalHeld()
+			f.expectRemovalHeld()
 		},
 		"F is placed in c2 again, and its record is written again": func(f *fed) {
 			f.restoreHost()
 			f.Sleep(settleTime)
 			f.setSpec("{clusters: [{name: c1}, {name: c2}]}", "placement")
 			f.Sleep(settleTime)
-			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
-			f.wantPropagated("c1", "c2")
+			f.expectStatus("FederatedConfigMap", "f", "c1= c2=")
+			f.expectPropagated("c1", "c2")
 			f.c2.Writes()
 			f.setSpec("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(settleTime)
-			f.wantWrites(f.c2, configMapDelete)
+			f.expectWrites(f.c2, configMapDelete)
 		},
 		"c2 is deselected while it is away, and a new leader finds the record": func(f *fed) {
 			f.c2.Cut()
@@ -107,33 +107,33 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.setSpec("{clusters: [{name: c1}]}", "placement")
 			f.setSpec("c", "template", "data", "a")
 			f.Sleep(10 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Restart()
 			f.c2.Restore()
 			f.Sleep(2 * time.Minute)
-			f.wantWrites(f.c2, configMapDelete)
-			f.wantStatus("FederatedConfigMap", "f", "c1=")
-			f.wantPropagated("c1")
+			f.expectWrites(f.c2, configMapDelete)
+			f.expectStatus("FederatedConfigMap", "f", "c1=")
+			f.expectPropagated("c1")
 		},
 		"c2 is deselected before its object is recorded": func(f *fed) {
 			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+bothClusters+"}"))
 			f.c1.Hang() // until it has a result, nothing is recorded
 			f.Sleep(time.Second)
-			f.wantWrites(f.c2, "create configmaps shop/g")
+			f.expectWrites(f.c2, "create configmaps shop/g")
 			f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
 			f.Sleep(settleTime)
-			f.wantWrites(f.c2, "delete configmaps shop/g")
+			f.expectWrites(f.c2, "delete configmaps shop/g")
 		},
 		"c2 is deselected between two leaders, when c1 has hung since g was created": func(f *fed) {
 			f.c1.Hang()
 			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+bothClusters+"}"))
 			f.Sleep(time.Second)
-			f.wantWrites(f.c2, "create configmaps shop/g")
+			f.expectWrites(f.c2, "create configmaps shop/g")
 			f.Restart(func() {
 				f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
 			})
 			f.Sleep(2 * time.Minute)
-			f.wantWrites(f.c2, "delete configmaps shop/g")
+			f.expectWrites(f.c2, "delete configmaps shop/g")
 		},
 		"F has the record of an earlier F, which the garbage collector deletes later": func(f *fed) {
 			earlierRecord := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
@@ -142,8 +142,8 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			earlierRecord.SetResourceVersion("")
 			f.Put(earlierRecord, configMap(f.t))
 			f.Sleep(settleTime)
-			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
-			f.wantPropagated("c1", "c2")
+			f.expectStatus("FederatedConfigMap", "f", "c1= c2=")
+			f.expectPropagated("c1", "c2")
 			record := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
 			if uid := f.get(f.Host, "FederatedConfigMap", "shop", "f").GetUID(); record.GetUID() == earlierRecord.GetUID() || policy.ReadPropagated(record).Owner != uid {
 				f.t.Errorf("the record is %v of %v", record.GetUID(), record.GetOwnerReferences())
@@ -151,8 +151,8 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.c2.Writes()
 			f.setSpec("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(settleTime)
-			f.wantWrites(f.c2, configMapDelete)
-			f.wantPropagated("c1")
+			f.expectWrites(f.c2, configMapDelete)
+			f.expectPropagated("c1")
 		},
 		"F is replaced by another of its name": func(f *fed) {
 			f.Delete(configMap(f.t))
@@ -162,7 +162,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { runWithConfigMap(t, test) })
+		t.Run(name, func(t *testing.T) { runWithConfigMap(t, tc) })
 	}
 }
 
@@ -180,8 +180,8 @@ func TestClustersJoinAgainWithoutLabels(t *testing.T) {
 		f.Sleep(time.Minute)
 		f.Put(newKubeFedCluster("c2", policy.ClusterSpec{APIEndpoint: f.c2.Address}))
 		f.Sleep(10 * time.Minute)
-		f.wantWrites(f.c2, "update namespaces shop (unchanged)")
-		f.wantStatus("FederatedConfigMap", "f3", "CheckClusters c2=RemovalHeld")
+		f.expectWrites(f.c2, "update namespaces shop (unchanged)")
+		f.expectStatus("FederatedConfigMap", "f3", "CheckClusters c2=RemovalHeld")
 		f.allowRemovals()
 		f.Sleep(10 * time.Second)
 		if n := len(f.c2.Writes()); n != 5 {

@@ -24,7 +24,7 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 	deployment := func(f *fed, retain string) any {
 		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+bothClusters+"}"))
 		f.Sleep(time.Minute)
-		f.wantWrites(f.c1, "create deployments.apps shop/d")
+		f.expectWrites(f.c1, "create deployments.apps shop/d")
 		f.set(f.c1, "Deployment", "shop", "d", "3", "spec", "replicas")
 		f.Sleep(time.Minute)
 		f.set(f.Host, "FederatedDeployment", "shop", "d", "true", "spec", "template", "spec", "paused")
@@ -33,10 +33,10 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		if spec["paused"] != true {
 			f.t.Errorf("%v", spec)
 		}
-		f.wantStatus("FederatedDeployment", "d", "c1= c2=")
+		f.expectStatus("FederatedDeployment", "d", "c1= c2=")
 		return spec["replicas"]
 	}
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"retainReplicas keeps the cluster's replicas": func(f *fed) {
 			if replicas := deployment(f, "retainReplicas: true, "); replicas != int64(3) {
 				f.t.Errorf("%v replicas", replicas)
@@ -50,7 +50,7 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		"changes of what is retained are no conflict, however many": func(f *fed) {
 			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+bothClusters+"}"))
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "create jobs.batch shop/j")
+			f.expectWrites(f.c1, "create jobs.batch shop/j")
 			for range 10 {
 				f.set(f.c1, "Job", "shop", "j", fmt.Sprintf("{matchLabels: {at: '%d'}}", time.Now().Unix()), "spec", "selector")
 				f.Sleep(time.Second)
@@ -62,24 +62,24 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		"a Job keeps its generated selector": func(f *fed) {
 			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+bothClusters+"}"))
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "create jobs.batch shop/j")
+			f.expectWrites(f.c1, "create jobs.batch shop/j")
 			// As an API server does when it creates a Job.
 			generated := "{batch.kubernetes.io/controller-uid: '7'}"
 			f.set(f.c1, "Job", "shop", "j", "{matchLabels: "+generated+"}", "spec", "selector")
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "update jobs.batch shop/j (unchanged)")
+			f.expectWrites(f.c1, "update jobs.batch shop/j (unchanged)")
 			f.set(f.c1, "Job", "shop", "j", generated, "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "update jobs.batch shop/j (unchanged)")
+			f.expectWrites(f.c1, "update jobs.batch shop/j (unchanged)")
 			f.set(f.Host, "FederatedJob", "shop", "j", "{x: 'y'}", "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c1, "update jobs.batch shop/j")
+			f.expectWrites(f.c1, "update jobs.batch shop/j")
 			u := f.get(f.c1, "Job", "shop", "j")
 			spec := u.Object["spec"].(map[string]any)
 			if u.GetLabels()["x"] != "y" || spec["selector"] == nil || spec["template"].(map[string]any)["metadata"] == nil {
 				f.t.Errorf("%v", u.Object)
 			}
-			f.wantStatus("FederatedJob", "j", "c1= c2=")
+			f.expectStatus("FederatedJob", "j", "c1= c2=")
 			deleted := ""
 			f.c1.OnWrite(func(r controllertest.Request) error {
 				if r.Verb == "delete" {
@@ -104,14 +104,14 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 			})
 			f.setSpec("{a: c}", "template", "data")
 			f.Sleep(time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=RetrievalFailed c2=")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1=RetrievalFailed c2=")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFed(t)
 				f.c1.Writes()
-				test(f)
+				tc(f)
 			})
 		})
 	}

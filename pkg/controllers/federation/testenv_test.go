@@ -119,8 +119,8 @@ func runWithConfigMap(t *testing.T, test func(f *fed)) {
 	})
 }
 
-// wantWrites checks what was written since the last call.
-func (f *fed) wantWrites(server apiServer, want ...string) {
+// expectWrites checks what was written since the last call.
+func (f *fed) expectWrites(server apiServer, want ...string) {
 	f.t.Helper()
 	if got := server.Writes(); !slices.Equal(got, want) {
 		f.t.Errorf("wrote %q, want %q", got, want)
@@ -191,8 +191,8 @@ func (f *fed) setSpec(value string, path ...string) {
 	f.set(f.Host, "FederatedConfigMap", "shop", "f", value, append([]string{"spec"}, path...)...)
 }
 
-// wantStatus checks the status of the federated object, such as "CheckClusters c1=APINotAvailable c2=".
-func (f *fed) wantStatus(kind, name, want string) {
+// expectStatus checks the status of the federated object, such as "CheckClusters c1=APINotAvailable c2=".
+func (f *fed) expectStatus(kind, name, want string) {
 	f.t.Helper()
 	u := f.get(f.Host, kind, "shop", name)
 	if u == nil {
@@ -216,8 +216,8 @@ func (f *fed) wantStatus(kind, name, want string) {
 	}
 }
 
-// wantPropagated checks which clusters the PropagatedVersion of the federated object has.
-func (f *fed) wantPropagated(want ...string) {
+// expectPropagated checks which clusters the PropagatedVersion of the federated object has.
+func (f *fed) expectPropagated(want ...string) {
 	f.t.Helper()
 	var got []string
 	if u := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"); u != nil {
@@ -228,8 +228,8 @@ func (f *fed) wantPropagated(want ...string) {
 	}
 }
 
-// wantWarnings checks the reasons of all Warnings so far, without repetitions.
-func (f *fed) wantWarnings(want ...string) {
+// expectWarnings checks the reasons of all Warnings so far, without repetitions.
+func (f *fed) expectWarnings(want ...string) {
 	f.t.Helper()
 	var got []string
 	for _, event := range f.Events() {
@@ -243,8 +243,8 @@ func (f *fed) wantWarnings(want ...string) {
 	}
 }
 
-// wantConfigMap checks whether a cluster has the federated object's ConfigMap, and whether it is managed.
-func (f *fed) wantConfigMap(cluster *controllertest.Cluster, want string) {
+// expectConfigMap checks whether a cluster has the federated object's ConfigMap, and whether it is managed.
+func (f *fed) expectConfigMap(cluster *controllertest.Cluster, want string) {
 	f.t.Helper()
 	got := "gone"
 	if u := f.get(cluster, "ConfigMap", "shop", "f"); u != nil {

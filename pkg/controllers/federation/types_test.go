@@ -62,8 +62,8 @@ func (e *typesEnv) change(name, value string, path ...string) {
 	e.Settle()
 }
 
-// wantRunningExcept checks that these types do not run, and all others of the ten do, as their status says.
-func (e *typesEnv) wantRunningExcept(names ...string) {
+// expectRunningExcept checks that these types do not run, and all others of the ten do, as their status says.
+func (e *typesEnv) expectRunningExcept(names ...string) {
 	e.Helper()
 	var running []string
 	for _, config := range federation.Running(e.Controller("federation")) {
@@ -81,7 +81,7 @@ func (e *typesEnv) wantRunningExcept(names ...string) {
 	}
 }
 
-func (e *typesEnv) wantWarnings(want ...string) {
+func (e *typesEnv) expectWarnings(want ...string) {
 	e.Helper()
 	var got []string
 	for _, event := range e.Events() {
@@ -97,15 +97,15 @@ const typePatch = "patch federatedtypeconfigs.core.kubefed.io"
 func TestEveryTypeOfKubeFedGetsAStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
-		e.wantRunningExcept()
+		e.expectRunningExcept()
 		if writes := e.Writes(); len(writes) != 20 {
 			t.Errorf("%d writes, want a finalizer and a status for each of ten: %q", len(writes), writes)
 		}
 		e.Restart()
 		e.Settle()
-		e.wantRunningExcept()
-		e.wantWrites()
-		e.wantWarnings()
+		e.expectRunningExcept()
+		e.expectWrites()
+		e.expectWarnings()
 	})
 }
 
@@ -114,11 +114,11 @@ func TestTypeThatIsDisabledStops(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Writes()
 		e.change("secrets", "Disabled", "propagation")
-		e.wantRunningExcept("secrets")
+		e.expectRunningExcept("secrets")
 		e.change("secrets", "Enabled", "propagation")
-		e.wantRunningExcept()
-		e.wantWrites(typePatch+"/status "+namespace+"/secrets", typePatch+"/status "+namespace+"/secrets")
-		e.wantWarnings()
+		e.expectRunningExcept()
+		e.expectWrites(typePatch+"/status "+namespace+"/secrets", typePatch+"/status "+namespace+"/secrets")
+		e.expectWarnings()
 	})
 }
 
@@ -128,11 +128,11 @@ func TestTypeRunsWhileItsDefinitionExists(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Delete(e.definitions["federatedsecrets.types.kubefed.io"])
 		e.Settle()
-		e.wantRunningExcept("secrets")
-		e.wantWarnings("FederatedTypeMissing " + namespace + "/secrets:")
+		e.expectRunningExcept("secrets")
+		e.expectWarnings("FederatedTypeMissing " + namespace + "/secrets:")
 		e.Put(e.definitions["federatedsecrets.types.kubefed.io"])
 		e.Settle()
-		e.wantRunningExcept()
+		e.expectRunningExcept()
 	})
 }
 
@@ -151,7 +151,7 @@ func TestNamespacedTypesNeedTheTypeNamespaces(t *testing.T) {
 				others = append(others, name)
 			}
 		}
-		e.wantRunningExcept(others...)
+		e.expectRunningExcept(others...)
 		if writes := e.Writes(); !slices.Contains(writes, typePatch+" "+namespace+"/namespaces") || len(writes) != 9 {
 			t.Errorf("%q, want the finalizer of namespaces to go, and eight statuses", writes)
 		}
@@ -174,8 +174,8 @@ func TestTypeMayNotRun(t *testing.T) {
 		e.types[u.GetName()] = u
 		e.Put(u)
 		e.Settle()
-		e.wantRunningExcept(u.GetName())
-		e.wantWarnings("UnsupportedType " + namespace + "/" + u.GetName() + ":")
+		e.expectRunningExcept(u.GetName())
+		e.expectWarnings("UnsupportedType " + namespace + "/" + u.GetName() + ":")
 	})
 }
 
@@ -199,8 +199,8 @@ func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
 				f.Sleep(settleTime)
 				f.setSpec("{clusters: [{name: c1}]}", "placement")
 				f.Sleep(time.Minute)
-				f.wantWrites(f.c1)
-				f.wantWrites(f.c2)
+				f.expectWrites(f.c1)
+				f.expectWrites(f.c2)
 				for _, name := range []string{name, "configmaps"} {
 					if !slices.ContainsFunc(f.Events(), func(event string) bool {
 						return strings.HasPrefix(event, "Warning UnsupportedType "+namespace+"/"+name+": federatedconfigmaps.types.kubefed.io is the federated type of ")
@@ -210,8 +210,8 @@ func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
 				}
 				setFederatedKind(ownKind)
 				f.Sleep(settleTime)
-				f.wantWrites(f.c1)
-				f.wantWrites(f.c2, configMapDelete)
+				f.expectWrites(f.c1)
+				f.expectWrites(f.c2, configMapDelete)
 			})
 		})
 	}
@@ -232,8 +232,8 @@ func TestGatePushReconcilerStopsEveryType(t *testing.T) {
 		for name := range e.types {
 			names = append(names, name)
 		}
-		e.wantRunningExcept(names...)
-		e.wantWarnings()
+		e.expectRunningExcept(names...)
+		e.expectWarnings()
 	})
 }
 

@@ -21,8 +21,8 @@ func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
 		f.Sleep(time.Minute)
 		f.Delete(configMap(f.t), federated(f.t, "Namespace", "shop", "{}"))
 		f.Sleep(6 * time.Minute)
-		f.wantStatus("FederatedConfigMap", "f", "gone")
-		f.wantStatus("FederatedNamespace", "shop", "gone")
+		f.expectStatus("FederatedConfigMap", "f", "gone")
+		f.expectStatus("FederatedNamespace", "shop", "gone")
 		if n := len(f.writeOffRecords()); n != 2 {
 			f.t.Errorf("%d records", n)
 		}
@@ -31,7 +31,7 @@ func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
 		if slices.Sort(got); !slices.Equal(got, []string{configMapDelete, "delete namespaces shop"}) {
 			t.Errorf("wrote %q", got)
 		}
-		f.wantNoRecords()
+		f.expectNoRecords()
 	})
 }
 
@@ -41,10 +41,10 @@ func TestGraceOfZeroWritesNothingOff(t *testing.T) {
 		f := newFedWith(t, []string{"--federation-unreachable-grace-period=0"}, configMap(t))
 		f.deleteDuringOutage()
 		f.Sleep(20 * time.Minute)
-		f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+		f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 		f.endOutage()
-		f.wantConfigMap(f.c2, "gone")
-		f.wantStatus("FederatedConfigMap", "f", "gone")
+		f.expectConfigMap(f.c2, "gone")
+		f.expectStatus("FederatedConfigMap", "f", "gone")
 	})
 }
 
@@ -96,6 +96,6 @@ func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
 		if writes["delete"] != size-recreated || writes["update"] != size+recreated || len(writes) != 2 {
 			t.Errorf("wrote %v in c2", writes)
 		}
-		f.wantNoRecords()
+		f.expectNoRecords()
 	})
 }

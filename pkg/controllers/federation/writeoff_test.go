@@ -51,7 +51,7 @@ func (f *fed) writeOff() {
 	f.t.Helper()
 	f.deleteDuringOutage()
 	f.Sleep(5*time.Minute + time.Second)
-	f.wantStatus("FederatedConfigMap", "f", "gone")
+	f.expectStatus("FederatedConfigMap", "f", "gone")
 	if n := len(f.writeOffRecords()); n != 1 {
 		f.t.Fatalf("%d records", n)
 	}
@@ -64,8 +64,8 @@ func (f *fed) endOutage() {
 	f.Sleep(time.Minute)
 }
 
-// wantNoRecords checks that no record is left.
-func (f *fed) wantNoRecords() {
+// expectNoRecords checks that no record is left.
+func (f *fed) expectNoRecords() {
 	f.t.Helper()
 	if records := f.writeOffRecords(); len(records) > 0 {
 		f.t.Errorf("the records %v are left", records)
@@ -84,15 +84,15 @@ func (f *fed) replacement(at time.Time) *unstructured.Unstructured {
 // TestWriteOffRemovesTheObjectLater begins with the federated object in both clusters.
 func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 	const record = "configmaps " + namespace + "/federation-written-off-"
-	for name, test := range map[string]func(f *fed){
+	for name, tc := range map[string]func(f *fed){
 		"F goes after the grace, and its object when c2 is back": func(f *fed) {
 			f.deleteDuringOutage()
 			f.Sleep(4*time.Minute + 50*time.Second)
-			f.wantConfigMap(f.c1, "gone")
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.expectConfigMap(f.c1, "gone")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Writes()
 			f.Sleep(11 * time.Second)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.expectStatus("FederatedConfigMap", "f", "gone")
 			if w := f.Writes(); len(w) != 3 || !strings.HasPrefix(w[0], "create "+record) || w[2] != "patch federatedconfigmaps.types.kubefed.io shop/f" {
 				f.t.Errorf("wrote %q, want the record before the finalizer", w)
 			}
@@ -101,8 +101,8 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			}
 			f.Sleep(20 * time.Minute)
 			f.endOutage()
-			f.wantWrites(f.c2, configMapDelete)
-			f.wantNoRecords()
+			f.expectWrites(f.c2, configMapDelete)
+			f.expectNoRecords()
 			if events := f.Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Normal WrittenOff ") }) {
 				f.t.Errorf("Events %q", events)
 			}
@@ -112,9 +112,9 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Sleep(20 * time.Minute)
 			f.Delete(configMap(f.t))
 			f.Sleep(4 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Sleep(2 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.expectStatus("FederatedConfigMap", "f", "gone")
 		},
 		"F is deleted, and c2 is away ever again but never for the grace": func(f *fed) {
 			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
@@ -126,8 +126,8 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 				f.c2.Restore()
 				f.Sleep(time.Minute)
 			}
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=WaitingForRemoval")
-			f.wantNoRecords()
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=WaitingForRemoval")
+			f.expectNoRecords()
 		},
 		"F is created again, and c2 keeps its object": func(f *fed) {
 			f.writeOff()
@@ -136,9 +136,9 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Put(recreated)
 			f.Sleep(time.Minute)
 			f.endOutage()
-			f.wantWrites(f.c2, configMapUpdate)
-			f.wantNoRecords()
-			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
+			f.expectWrites(f.c2, configMapUpdate)
+			f.expectNoRecords()
+			f.expectStatus("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"F is created again just before the removal": func(f *fed) {
 			f.writeOff()
@@ -149,7 +149,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 				return nil
 			})
 			f.endOutage()
-			f.wantConfigMap(f.c2, "managed")
+			f.expectConfigMap(f.c2, "managed")
 			if w := f.c2.Writes(); slices.Contains(w, configMapDelete) || slices.Contains(w, configMapPatch) {
 				f.t.Errorf("wrote %q", w)
 			}
@@ -162,18 +162,18 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.Delete(recreated)
 			f.Sleep(6 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.expectStatus("FederatedConfigMap", "f", "gone")
 			if n := len(f.writeOffRecords()); n != 1 {
 				f.t.Errorf("%d records", n)
 			}
 			var body string
 			f.c2.OnWrite(func(r controllertest.Request) error { body = string(r.Body); return nil })
 			f.endOutage()
-			f.wantWrites(f.c2, configMapDelete)
+			f.expectWrites(f.c2, configMapDelete)
 			if !strings.Contains(body, `"gracePeriodSeconds":7`) || !strings.Contains(body, `"resourceVersion"`) || !strings.Contains(body, `"uid"`) {
 				f.t.Error(body)
 			}
-			f.wantNoRecords()
+			f.expectNoRecords()
 		},
 		"the object in c2 is made anew before c2 is back": func(f *fed) {
 			f.writeOff()
@@ -181,8 +181,8 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.c2.Delete(replacement)
 			f.c2.Put(replacement)
 			f.endOutage()
-			f.wantConfigMap(f.c2, "unlabelled")
-			f.wantNoRecords()
+			f.expectConfigMap(f.c2, "unlabelled")
+			f.expectNoRecords()
 		},
 		"the object in c2 is made anew, and its clock is behind": func(f *fed) {
 			f.writeOff()
@@ -190,8 +190,8 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.c2.Delete(replacement)
 			f.c2.Put(replacement)
 			f.endOutage()
-			f.wantConfigMap(f.c2, "unlabelled")
-			f.wantNoRecords()
+			f.expectConfigMap(f.c2, "unlabelled")
+			f.expectNoRecords()
 		},
 		"the object in c2 is made anew, and the leader has never seen c2": func(f *fed) {
 			f.deleteDuringOutage()
@@ -204,25 +204,25 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.c2.Delete(replacement)
 			f.c2.Put(replacement)
 			f.endOutage()
-			f.wantConfigMap(f.c2, "unlabelled")
-			f.wantNoRecords()
+			f.expectConfigMap(f.c2, "unlabelled")
+			f.expectNoRecords()
 		},
 		"the leader has never seen c2": func(f *fed) {
 			f.deleteDuringOutage()
 			f.Restart()
 			f.Sleep(6 * time.Minute)
 			f.endOutage()
-			f.wantWrites(f.c2, configMapDelete)
-			f.wantNoRecords()
+			f.expectWrites(f.c2, configMapDelete)
+			f.expectNoRecords()
 		},
 		"a new leader sees for itself that c2 is away": func(f *fed) {
 			f.deleteDuringOutage()
 			f.Sleep(4 * time.Minute)
 			f.Restart(func() { <-time.After(2 * time.Minute) })
 			f.Sleep(10 * time.Second)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Sleep(time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.expectStatus("FederatedConfigMap", "f", "gone")
 		},
 		"the record is lost, and c2 keeps its object": func(f *fed) {
 			f.writeOff()
@@ -230,7 +230,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 				f.Delete(object)
 			}
 			f.endOutage()
-			f.wantConfigMap(f.c2, "unlabelled")
+			f.expectConfigMap(f.c2, "unlabelled")
 		},
 		"the cache does not know of the record yet": func(f *fed) {
 			f.deleteDuringOutage()
@@ -239,7 +239,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.c2.Restore()
 			f.Put(secret("c2", "other")) // a probe at once
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, configMapDelete)
+			f.expectWrites(f.c2, configMapDelete)
 		},
 		"the record cannot be written": func(f *fed) {
 			f.OnWrite(func(r controllertest.Request) error {
@@ -250,10 +250,10 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			})
 			f.deleteDuringOutage()
 			f.Sleep(20 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.OnWrite(nil)
 			f.Sleep(10 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.expectStatus("FederatedConfigMap", "f", "gone")
 		},
 		"the manager ends between the record and the finalizer, and c2 is back": func(f *fed) {
 			f.OnWrite(func(r controllertest.Request) error {
@@ -270,9 +270,9 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.OnWrite(nil)
 			f.Restart(f.c2.Restore)
 			f.Sleep(time.Minute)
-			f.wantWrites(f.c2, configMapDelete)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
-			f.wantNoRecords()
+			f.expectWrites(f.c2, configMapDelete)
+			f.expectStatus("FederatedConfigMap", "f", "gone")
+			f.expectNoRecords()
 		},
 		"c2 is away again before its object is gone": func(f *fed) {
 			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
@@ -280,44 +280,44 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.c2.Writes()
 			f.writeOff()
 			f.endOutage()
-			f.wantWrites(f.c2, configMapDelete)
+			f.expectWrites(f.c2, configMapDelete)
 			if n := len(f.writeOffRecords()); n != 1 {
 				f.t.Errorf("%d records while c2 has its object", n)
 			}
 			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Sleep(time.Minute)
-			f.wantNoRecords()
+			f.expectNoRecords()
 		},
 		"an orphaning F goes without a record": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/orphan: 'true'}", "metadata", "annotations")
 			f.deleteDuringOutage()
 			f.Sleep(6 * time.Minute)
-			f.wantStatus("FederatedConfigMap", "f", "gone")
-			f.wantNoRecords()
+			f.expectStatus("FederatedConfigMap", "f", "gone")
+			f.expectNoRecords()
 			if events := strings.Join(f.Events(), " "); !strings.Contains(events, `cluster "c2" has been away for long; its object stays there`) {
 				f.t.Errorf("Events %q", events)
 			}
 			f.endOutage()
-			f.wantConfigMap(f.c2, "unlabelled")
+			f.expectConfigMap(f.c2, "unlabelled")
 		},
 		"a malformed deleteoption waits": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: soon}", "metadata", "annotations")
 			f.deleteDuringOutage()
 			f.Sleep(20 * time.Minute)
-			f.wantNoRecords()
-			f.wantWarnings("InvalidDeleteOptions", "RetrievingClusterHealthFailed")
-			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=ClusterNotReady")
+			f.expectNoRecords()
+			f.expectWarnings("InvalidDeleteOptions", "RetrievingClusterHealthFailed")
+			f.expectStatus("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=ClusterNotReady")
 		},
 		"a cluster that leaves takes its records along and keeps its objects": func(f *fed) {
 			f.writeOff()
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(time.Minute)
-			f.wantNoRecords()
+			f.expectNoRecords()
 			f.c2.Restore()
 			f.Sleep(time.Minute)
-			f.wantConfigMap(f.c2, "managed")
+			f.expectConfigMap(f.c2, "managed")
 		},
 	} {
-		t.Run(name, func(t *testing.T) { runWithConfigMap(t, test) })
+		t.Run(name, func(t *testing.T) { runWithConfigMap(t, tc) })
 	}
 }

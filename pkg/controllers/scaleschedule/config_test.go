@@ -47,7 +47,7 @@ func TestPermissionsFollowKindsAndNamespaces(t *testing.T) {
 		return got
 	}
 	const write = "get patch"
-	for name, test := range map[string]struct{ got, want map[string]string }{
+	for name, tc := range map[string]struct{ got, want map[string]string }{
 		"by default": {permissions(controllers.Settings{}, nil), map[string]string{
 			"deployments.apps": write, "statefulsets.apps": write, "cronjobs.batch": write}},
 		"the other kinds, in some namespaces": {permissions(controllers.Settings{Namespaces: []string{"a"}},
@@ -55,8 +55,8 @@ func TestPermissionsFollowKindsAndNamespaces(t *testing.T) {
 				c.Kinds = []string{"horizontalpodautoscalers", "rollouts.argoproj.io", "scaledobjects.keda.sh"}
 			}), map[string]string{"horizontalpodautoscalers.autoscaling": write, "rollouts.argoproj.io": write, "scaledobjects.keda.sh": write}},
 	} {
-		if !reflect.DeepEqual(test.got, test.want) {
-			t.Errorf("%s: %v, want %v", name, test.got, test.want)
+		if !reflect.DeepEqual(tc.got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, tc.got, tc.want)
 		}
 	}
 	if rules := scaleschedule.Entry().Permissions(controllers.Settings{Compat: []string{"downscaler"}}); !reflect.DeepEqual(rules[len(rules)-1],

@@ -32,7 +32,7 @@ func withWriteLimit(c *scaleschedule.Config) {
 // TestReconcileFollowsTheSchedule has what is about more than one decision. Package policy has the rest.
 func TestReconcileFollowsTheSchedule(t *testing.T) {
 	deployments := schema.GroupResource{Group: "apps", Resource: "deployments"}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		configure func(*scaleschedule.Config)
 		run       func(f *fixture)
 	}{
@@ -505,7 +505,7 @@ func TestReconcileFollowsTheSchedule(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test.run(newFixture(t, test.configure)) })
+			synctest.Test(t, func(t *testing.T) { tc.run(newFixture(t, tc.configure)) })
 		})
 	}
 }

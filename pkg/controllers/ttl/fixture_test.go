@@ -63,7 +63,7 @@ type row struct {
 	run       func(f *fixture)
 }
 
-func runRows(t *testing.T, rows map[string]row) {
+func runCases(t *testing.T, rows map[string]row) {
 	t.Helper()
 	for name, r := range rows {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,7 @@ const (
 // than one decision. Package policy has the others.
 func TestReconcileDeletesWhatIsDue(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", errors.New("by nobody"))
-	runRows(t, map[string]row{
+	runCases(t, map[string]row{
 		"what is due is deleted with its UID and version": {run: func(f *fixture) {
 			var sent string
 			f.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
@@ -108,7 +108,7 @@ func TestReconcileDeletesWhatIsDue(t *testing.T) {
 				f.Errorf("%d Events in a day", n)
 			}
 		}},
-		"another error": {run: func(f *fixture) {
+		"any other error is tried again, and then reported": {run: func(f *fixture) {
 			f.refuseDeletions(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
 			f.start(expiringPod("1h")).expectRequestsAfter(2*time.Second, getP, deleteP+" refused", getP, deleteP+" refused")
 			f.expectEvents()
@@ -195,7 +195,7 @@ func TestBreakerCountsDeletionsThatMayHaveHappened(t *testing.T) {
 			f.add(expiringPod("1h")).expectLeft(podsLeft, 1)
 		}}
 	}
-	runRows(t, map[string]row{
+	runCases(t, map[string]row{
 		"forbidden":         answerRow(0, apierrors.NewForbidden(cm, "c", errors.New("by nobody"))),
 		"not found":         answerRow(0, apierrors.NewNotFound(cm, "c")),
 		"conflict":          answerRow(0, apierrors.NewConflict(cm, "c", errors.New("changed"))),
@@ -220,7 +220,7 @@ func withClusterRoles(c *ttl.Config) {
 
 func TestTypesAreWatchedWhileDefined(t *testing.T) {
 	widgetGoes := []string{"get widgets.example.com shop/w", "delete widgets.example.com shop/w"}
-	runRows(t, map[string]row{
+	runCases(t, map[string]row{
 		"a type is watched while it is defined, and then its objects are forgotten": {run: func(f *fixture) {
 			f.start().expectMetric(2, "watched_types")
 			f.add(crd())
@@ -249,7 +249,7 @@ func withGrace(c *ttl.Config) { c.Grace = time.Minute }
 // TestGraceDelaysTheFirstDeletion has objects that are due when they are first seen, and others. The former
 // are deleted a minute later than in TestReconcileDeletesWhatIsDue, which has no grace.
 func TestGraceDelaysTheFirstDeletion(t *testing.T) {
-	runRows(t, map[string]row{
+	runCases(t, map[string]row{
 		"what is due when a leader begins is announced once, and goes a minute later": {configure: withGrace, run: func(f *fixture) {
 			f.start(expiringPod("1h")).expectEvents("WillDeleteExpiredTTL")
 			f.add(expiringPod("1h", "status", "other")) // which does not begin the minute anew
@@ -281,7 +281,7 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 }
 
 func TestBreakerStopsATenantOrAll(t *testing.T) {
-	runRows(t, map[string]row{
+	runCases(t, map[string]row{
 		"5,000 overdue ConfigMaps of a namespace delay no Pods of another, nor each time when they come back": {run: func(f *fixture) {
 			f.putMany(5000, configMap, "greedy/c%d")
 			f.putMany(10, pod, "shop/p%d")

@@ -66,7 +66,7 @@ func withLabels(u *unstructured.Unstructured, labels map[string]string) *unstruc
 // TestRulesDeleteWhatTheyChoose has what is about more than one object or moment. The tests of package rules
 // have the rest.
 func TestRulesDeleteWhatTheyChoose(t *testing.T) {
-	runRows(t, map[string]row{
+	runCases(t, map[string]row{
 		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(f *fixture) {
 			f.start(withField(object(job, "shop/j"), int64(1), "status", "active")).expectRequestsAfter(3 * time.Hour)
 			f.expectMetric(0, "rule_errors_total", "rule", "r")

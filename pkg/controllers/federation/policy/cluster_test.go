@@ -96,13 +96,13 @@ func TestInvalidConfigFieldsGetDefaults(t *testing.T) {
 		"adoption that is neither on nor off": {spec: "scope: Cluster, syncController: {adoptResources: Perhaps}", want: DefaultConfig(), errors: true},
 		"a number where a duration belongs":   {spec: "scope: Cluster, clusterHealthCheck: {period: 7}", want: DefaultConfig(), errors: true},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := ReadConfig(object(t, "spec: {"+test.spec+"}").Object)
-			if (err != nil) != test.errors {
+			got, err := ReadConfig(object(t, "spec: {"+tc.spec+"}").Object)
+			if (err != nil) != tc.errors {
 				t.Error(err)
 			}
-			assert.Equal(t, "configuration", test.want, got)
+			assert.Equal(t, "configuration", tc.want, got)
 		})
 	}
 }
@@ -130,16 +130,16 @@ func TestHealthChangesAfterItsThresholds(t *testing.T) {
 		"different bad results count together":                                    {probes: "wnun", states: "wwwn"},
 		"two good probes are needed":                                              {success: 2, probes: "nwnww", states: "nnnnw"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			config := DefaultConfig()
-			config.SuccessThreshold = max(test.success, 1)
-			h := StartHealth(ReadCluster(object(t, "status: {"+test.status+"}")).Status)
-			for i, probe := range test.probes {
-				if h = h.Next(results[probe], "", config); h.State != results[rune(test.states[i])] {
-					t.Fatalf("probe %d: state %v, want %c", i, h.State, test.states[i])
+			config.SuccessThreshold = max(tc.success, 1)
+			h := StartHealth(ReadCluster(object(t, "status: {"+tc.status+"}")).Status)
+			for i, probe := range tc.probes {
+				if h = h.Next(results[probe], "", config); h.State != results[rune(tc.states[i])] {
+					t.Fatalf("probe %d: state %v, want %c", i, h.State, tc.states[i])
 				}
-				if h.Ready() != (test.states[i] == 'w') {
+				if h.Ready() != (tc.states[i] == 'w') {
 					t.Errorf("probe %d: ready: %t", i, h.Ready())
 				}
 			}
@@ -163,9 +163,9 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 		"no client": {result: NoClient, want: [][4]string{{"ConfigMalformed", yes, "ClusterConfigMalformed", "cluster's configuration may be malformed"},
 			{"Ready", no, "ClusterConfigMalformed", "cluster's configuration may be malformed"}}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			h := Health{}.Next(test.result, "refused", DefaultConfig())
+			h := Health{}.Next(tc.result, "refused", DefaultConfig())
 			status, write := ClusterStatus{}.Next(h, "", now)
 			if !write {
 				t.Error("a new status is not written")
@@ -174,7 +174,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 			for _, c := range status.Conditions {
 				got = append(got, [4]string{c.Type, c.Status, c.Reason, c.Message})
 			}
-			assert.Equal(t, "conditions", test.want, got)
+			assert.Equal(t, "conditions", tc.want, got)
 		})
 	}
 }
@@ -201,19 +201,19 @@ func TestClusterStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 		"the cluster is ready again":            {before: offline, health: ready, after: time.Second, write: true, since: time.Second},
 		"the cluster answers, but is not ready": {before: offline, health: Health{State: Unhealthy}, after: time.Second, write: true},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, write := test.before.Next(test.health, test.version, now.Add(test.after))
-			if write != test.write {
+			got, write := tc.before.Next(tc.health, tc.version, now.Add(tc.after))
+			if write != tc.write {
 				t.Errorf("written: %t", write)
 			}
-			if since := got.Conditions[0].LastTransitionTime.Sub(now); since != test.since {
-				t.Errorf("changed after %v, want %v", since, test.since)
+			if since := got.Conditions[0].LastTransitionTime.Sub(now); since != tc.since {
+				t.Errorf("changed after %v, want %v", since, tc.since)
 			}
-			if probed := got.Conditions[0].LastProbeTime.Sub(now); probed != test.after {
+			if probed := got.Conditions[0].LastProbeTime.Sub(now); probed != tc.after {
 				t.Errorf("probed after %v", probed)
 			}
-			if !slices.Equal(got.Zones, test.before.Zones) {
+			if !slices.Equal(got.Zones, tc.before.Zones) {
 				t.Error("the zones are lost")
 			}
 		})
@@ -244,7 +244,7 @@ func TestMalformedClusterIsReadNevertheless(t *testing.T) {
 }
 
 func TestRemovalsAreAllowedUntilATime(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		annotations string
 		want        time.Time
 	}{
@@ -253,8 +253,8 @@ func TestRemovalsAreAllowedUntilATime(t *testing.T) {
 		"no annotation allows nothing":      {"{}", time.Time{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := AllowedUntil(object(t, "metadata: {annotations: "+test.annotations+"}")); !got.Equal(test.want) {
-				t.Errorf("got %v, want %v", got, test.want)
+			if got := AllowedUntil(object(t, "metadata: {annotations: "+tc.annotations+"}")); !got.Equal(tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})
 	}

@@ -54,21 +54,21 @@ func TestConnectionFollowsTheClusterSpec(t *testing.T) {
 		"* and something else":               {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"*", "SubjectName"} }, problem: "disabledTLS"},
 		"an unknown check":                   {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"Revocation"} }, problem: "disabledTLS"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			spec := ClusterSpec{APIEndpoint: "https://c1.example"}
 			spec.SecretRef.Name = "s"
-			if test.spec != nil {
-				test.spec(&spec)
+			if tc.spec != nil {
+				tc.spec(&spec)
 			}
-			c, err := spec.Connection(test.unsafe)
-			if test.problem != "" {
-				if err == nil || !strings.Contains(err.Error(), test.problem) || strings.Contains(err.Error(), "secret@") {
-					t.Errorf("%v, want %q", err, test.problem)
+			c, err := spec.Connection(tc.unsafe)
+			if tc.problem != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.problem) || strings.Contains(err.Error(), "secret@") {
+					t.Errorf("%v, want %q", err, tc.problem)
 				}
 				return
 			}
-			if err != nil || c.Endpoint.String() != test.endpoint || c.Insecure() != test.insecure {
+			if err != nil || c.Endpoint.String() != tc.endpoint || c.Insecure() != tc.insecure {
 				t.Errorf("%v, %v, insecure: %t", c.Endpoint, err, c.Insecure())
 			}
 			if (c.Proxy == nil) != (spec.ProxyURL == "") || (c.Roots == nil) != (spec.CABundle == nil) {
@@ -108,10 +108,10 @@ func TestTokenMustFitIntoAHeader(t *testing.T) {
 		"a token that is not ASCII":        {map[string][]byte{"token": []byte("abc\u00e9")}, ""},
 		"a Secret without the key token":   {map[string][]byte{"password": []byte("abc")}, ""},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := ParseToken(test.secret)
-			if got != test.want || (err == nil) != (test.want != "") || err != nil && strings.Contains(err.Error(), "abc") {
+			got, err := ParseToken(tc.secret)
+			if got != tc.want || (err == nil) != (tc.want != "") || err != nil && strings.Contains(err.Error(), "abc") {
 				t.Errorf("%q, %v", got, err)
 			}
 		})
@@ -164,10 +164,10 @@ func TestConnectionVerifiesItsChain(t *testing.T) {
 		"nothing is checked":                                               {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
 		"a server without a certificate":                                   {name: "c1.example"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			test.c.Roots = roots
-			if err := test.c.Verify(test.chain, test.name, now.Add(test.after)); (err == nil) != test.want {
+			tc.c.Roots = roots
+			if err := tc.c.Verify(tc.chain, tc.name, now.Add(tc.after)); (err == nil) != tc.want {
 				t.Error(err)
 			}
 		})

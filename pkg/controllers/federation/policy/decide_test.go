@@ -50,10 +50,10 @@ func TestDecisionFollowsFromTheState(t *testing.T) {
 		"an object that is not wanted but kept loses its label":                      {State{Exists: true, KeepUnwanted: true, Live: live("gen:1")}, Unlabel},
 		"an object that is kept and wanted needs nothing":                            {State{Exists: true, KeepUnwanted: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: plain}, Nothing},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Decide(test.state); got != test.want {
-				t.Errorf("%v, want %v", got, test.want)
+			if got := Decide(tc.state); got != tc.want {
+				t.Errorf("%v, want %v", got, tc.want)
 			}
 		})
 	}
@@ -79,10 +79,10 @@ func TestAdoptionIsRefusedByLabelAndConfig(t *testing.T) {
 		"other labels, and it may be adopted":                         {labels: map[string]string{"a": "b"}, config: adopting},
 		"other labels, and it may not be taken":                       {labels: map[string]string{"a": "b"}, config: refusing, status: AlreadyExists},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if status := AdoptionRefusal(&metav1.ObjectMeta{Labels: test.labels}, test.isHostNamespace, test.config); status != test.status {
-				t.Errorf("got %q, want %q", status, test.status)
+			if status := AdoptionRefusal(&metav1.ObjectMeta{Labels: tc.labels}, tc.isHostNamespace, tc.config); status != tc.status {
+				t.Errorf("got %q, want %q", status, tc.status)
 			}
 		})
 	}
@@ -105,10 +105,10 @@ func TestOnlyManagedObjectsAreRemoved(t *testing.T) {
 		"only a Namespace counts as adopted":     {"ConfigMap", metav1.ObjectMeta{Labels: label, Annotations: adopted}, Remove},
 		"an adopted Namespace without its label": {"Namespace", metav1.ObjectMeta{Annotations: adopted}, Nothing},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := ActionToRemove(typeOf(test.kind), &test.live); got != test.want {
-				t.Errorf("%v, want %v", got, test.want)
+			if got := ActionToRemove(typeOf(tc.kind), &tc.live); got != tc.want {
+				t.Errorf("%v, want %v", got, tc.want)
 			}
 		})
 	}
@@ -137,10 +137,10 @@ func TestRemovalsWaitAndAreHeldByTheGuard(t *testing.T) {
 		"a guard of 0, allowed":                                       {removals: settledWith(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
 		"a guard of 100 holds nothing":                                {removals: settled, guard: 100},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if status, wait := test.removals.Hold(delay, test.guard, now); status != test.want || wait != test.wait {
-				t.Errorf("%q for %v, want %q for %v", status, wait, test.want, test.wait)
+			if status, wait := tc.removals.Hold(delay, tc.guard, now); status != tc.want || wait != tc.wait {
+				t.Errorf("%q for %v, want %q for %v", status, wait, tc.want, tc.wait)
 			}
 		})
 	}
@@ -162,24 +162,24 @@ func TestDeleteOptionsComeFromTheAnnotation(t *testing.T) {
 		"a negative grace period":                     {annotation: `{"gracePeriodSeconds":-1}`, malformed: true},
 		"an unknown policy":                           {annotation: `{"propagationPolicy":"Now"}`, malformed: true},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			f := &Federated{}
-			if test.annotation != "" {
-				f.Annotations = map[string]string{DeleteOptionAnnotation: test.annotation}
+			if tc.annotation != "" {
+				f.Annotations = map[string]string{DeleteOptionAnnotation: tc.annotation}
 			}
 			got, err := f.DeleteOptions()
-			if (err != nil) != test.malformed {
+			if (err != nil) != tc.malformed {
 				t.Error(err)
 			}
-			assert.Equal(t, "options", test.want, got)
+			assert.Equal(t, "options", tc.want, got)
 		})
 	}
 }
 
 func TestManagedObjectMustBeGoneFirst(t *testing.T) {
 	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		live            metav1.ObjectMeta
 		isHostNamespace bool
 		want            bool
@@ -191,7 +191,7 @@ func TestManagedObjectMustBeGoneFirst(t *testing.T) {
 		"the host's own Namespace that is being deleted counts as gone": {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, isHostNamespace: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := MustBeGone(&test.live, test.isHostNamespace); got != test.want {
+			if got := MustBeGone(&tc.live, tc.isHostNamespace); got != tc.want {
 				t.Error(got)
 			}
 		})

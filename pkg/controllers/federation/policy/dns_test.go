@@ -60,7 +60,7 @@ func TestEndpointsFollowTheTopology(t *testing.T) {
 	for i := range 100 {
 		many = append(many, fmt.Sprint("10.0.0.", 100+i))
 	}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		spec     string
 		clusters []string
 		want     []string // NAME TTL TYPE TARGETS
@@ -99,10 +99,10 @@ func TestEndpointsFollowTheTopology(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var clusters []ClusterDNS
-			for _, text := range test.clusters {
+			for _, text := range tc.clusters {
 				clusters = append(clusters, clusterDNS(text))
 			}
-			r, problem := readDNSRecord(t, "web", test.spec, "ex.org")
+			r, problem := readDNSRecord(t, "web", tc.spec, "ex.org")
 			if problem.Reason != "" {
 				t.Fatal(problem)
 			}
@@ -118,8 +118,8 @@ func TestEndpointsFollowTheTopology(t *testing.T) {
 				}
 				got = append(got, text)
 			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tc.want, "\n"))
 			}
 		})
 	}
@@ -130,7 +130,7 @@ func TestInvalidDNSRecordHasAProblem(t *testing.T) {
 	hosts := func(n int) string {
 		return `"hosts":["` + strings.TrimSuffix(strings.Repeat(`a.org","`, n), `","`) + `"]`
 	}
-	for title, test := range map[string]struct {
+	for title, tc := range map[string]struct {
 		spec, name, domain string
 		want               string // a part of the problem; "" is none
 	}{
@@ -159,9 +159,9 @@ func TestInvalidDNSRecordHasAProblem(t *testing.T) {
 		"a long text is cut where it is refused": {spec: service + `,"dnsPrefix":"` + strings.Repeat("A", 5000) + `"`, want: name},
 	} {
 		t.Run(title, func(t *testing.T) {
-			_, problem := readDNSRecord(t, cmp.Or(test.name, "web"), test.spec, strings.Trim(cmp.Or(test.domain, "ex.org"), "-"))
-			if (problem.Reason != "") != (test.want != "") || !strings.Contains(problem.Text, test.want) {
-				t.Errorf("%v, want %q", problem, test.want)
+			_, problem := readDNSRecord(t, cmp.Or(tc.name, "web"), tc.spec, strings.Trim(cmp.Or(tc.domain, "ex.org"), "-"))
+			if (problem.Reason != "") != (tc.want != "") || !strings.Contains(problem.Text, tc.want) {
+				t.Errorf("%v, want %q", problem, tc.want)
 			}
 			if len(problem.Text) > 300 {
 				t.Errorf("the problem is %d bytes long", len(problem.Text))
@@ -188,7 +188,7 @@ func TestLoadBalancerAddressesAreLimited(t *testing.T) {
 	for i := range many {
 		many[i] = fmt.Sprintf(`{"ip":"10.0.%d.%d"}`, i/256, i%256)
 	}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		status string
 		want   int
 	}{
@@ -201,15 +201,15 @@ func TestLoadBalancerAddressesAreLimited(t *testing.T) {
 		"more than may be used": {`{"loadBalancer":{"ingress":[` + strings.Join(many, ",") + `]}}`, maxAddresses},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := ReadLoadBalancer(RemoteStatus(test.status)); len(got) != test.want {
-				t.Errorf("%v, want %d", got, test.want)
+			if got := ReadLoadBalancer(RemoteStatus(tc.status)); len(got) != tc.want {
+				t.Errorf("%v, want %d", got, tc.want)
 			}
 		})
 	}
 }
 
 func TestTopologyIsThatOfTheNodes(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		nodes []string // REGION/ZONE
 		want  string
 	}{
@@ -222,13 +222,13 @@ func TestTopologyIsThatOfTheNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var topology Topology
-			for _, node := range test.nodes {
+			for _, node := range tc.nodes {
 				region, zone, _ := strings.Cut(node, "/")
 				labels := map[string]string{corev1.LabelTopologyRegion: region, corev1.LabelTopologyZone: zone}
 				topology.AddNodes([]metav1.PartialObjectMetadata{{ObjectMeta: metav1.ObjectMeta{Labels: labels}}})
 			}
-			if got := fmt.Sprint(topology.Region, " ", topology.Zones); got != test.want {
-				t.Errorf("%q, want %q", got, test.want)
+			if got := fmt.Sprint(topology.Region, " ", topology.Zones); got != tc.want {
+				t.Errorf("%q, want %q", got, tc.want)
 			}
 		})
 	}
@@ -236,7 +236,7 @@ func TestTopologyIsThatOfTheNodes(t *testing.T) {
 
 func TestEndpointSliceSummaryNamesTheReadyService(t *testing.T) {
 	yes, no := true, false
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		endpoints []discoveryv1.Endpoint
 		want      string
 	}{
@@ -246,9 +246,9 @@ func TestEndpointSliceSummaryNamesTheReadyService(t *testing.T) {
 		"no endpoint":                {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}, Endpoints: test.endpoints}
-			if got := string(SummarizeEndpointSlice(slice)); got != test.want {
-				t.Errorf("%q, want %q", got, test.want)
+			slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}, Endpoints: tc.endpoints}
+			if got := string(SummarizeEndpointSlice(slice)); got != tc.want {
+				t.Errorf("%q, want %q", got, tc.want)
 			}
 		})
 	}

@@ -128,8 +128,8 @@ func TestOverridesChangeTheTemplate(t *testing.T) {
 		"over 10,000 operations":                             refused(cm(addOperations(maxOperations + 1))),
 		"deeper than the object":                             refused(cm("{path: " + strings.Repeat("/a", 100_000) + ", value: c}")),
 	}
-	for name, test := range tests {
-		t.Run(name, test.run)
+	for name, tc := range tests {
+		t.Run(name, tc.run)
 	}
 }
 

@@ -52,20 +52,20 @@ func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 		"a spec that is text":                                                   {spec: absent, reason: ComputePlacementFailed},
 		"a placement is the same after being cached":                            {spec: "placement: {clusters: []}"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if test.kind == "" {
-				test.kind = "ConfigMap"
+			if tc.kind == "" {
+				tc.kind = "ConfigMap"
 			}
 			var namespace *Placement
-			if test.namespace == "" {
-				test.namespace = everyCluster
+			if tc.namespace == "" {
+				tc.namespace = everyCluster
 			}
-			if test.namespace != absent {
-				namespace = &federated(t, test.namespace).Placement
+			if tc.namespace != absent {
+				namespace = &federated(t, tc.namespace).Placement
 			}
-			f := federated(t, test.spec)
-			if test.spec == absent {
+			f := federated(t, tc.spec)
+			if tc.spec == absent {
 				f = ReadFederated(object(t, "spec: text"))
 			}
 			data, err := json.Marshal(f.Placement)
@@ -73,9 +73,9 @@ func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 			var cached Placement
 			assert.NoError(t, json.Unmarshal(data, &cached))
 			for _, placement := range []Placement{f.Placement, cached} {
-				got, reason, err := Place(typeOf(test.kind), placement, namespace, clusters)
-				if strings.Join(got, " ") != test.want || reason != test.reason || (err != nil) != (reason == ComputePlacementFailed) {
-					t.Errorf("%v, %q, %v; want %s", got, reason, err, test.want)
+				got, reason, err := Place(typeOf(tc.kind), placement, namespace, clusters)
+				if strings.Join(got, " ") != tc.want || reason != tc.reason || (err != nil) != (reason == ComputePlacementFailed) {
+					t.Errorf("%v, %q, %v; want %s", got, reason, err, tc.want)
 				}
 			}
 		})
@@ -100,13 +100,13 @@ func TestTemplateWarnsOfFieldsNotPropagated(t *testing.T) {
 		"finalizers":   {spec: "template: {metadata: {finalizers: [a/b], annotations: {a: b}}}", want: []string{AnnotationsNotSupported, FinalizersNotSupported}},
 		"no template":  {},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, warning := range federated(t, test.spec).Warnings() {
+			for _, warning := range federated(t, tc.spec).Warnings() {
 				got = append(got, warning.Reason)
 			}
-			if !slices.Equal(got, test.want) {
+			if !slices.Equal(got, tc.want) {
 				t.Error(got)
 			}
 		})

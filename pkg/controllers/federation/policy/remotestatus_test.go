@@ -19,7 +19,7 @@ func TestSummaryKeepsTheStatusOfAnObject(t *testing.T) {
 	custom := func(status any) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"generation": int64(300)}, "status": status}}
 	}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		object metav1.Object
 		want   string
 	}{
@@ -32,12 +32,12 @@ func TestSummaryKeepsTheStatusOfAnObject(t *testing.T) {
 		"too large":                {custom(map[string]any{"a": strings.Repeat("x", maxRemoteStatus)}), "true"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			summary := SummarizeWithStatus(test.object)
-			if got := string(ReadRemoteStatus(summary)); got != test.want {
-				t.Errorf("the status is %q, want %q", got, test.want)
+			summary := SummarizeWithStatus(tc.object)
+			if got := string(ReadRemoteStatus(summary)); got != tc.want {
+				t.Errorf("the status is %q, want %q", got, tc.want)
 			}
-			live := ReadLiveObject(test.object, summary)
-			if want := ReadLiveObject(test.object, SummarizeLiveObject(test.object)); live != want {
+			live := ReadLiveObject(tc.object, summary)
+			if want := ReadLiveObject(tc.object, SummarizeLiveObject(tc.object)); live != want {
 				t.Errorf("the rest is %v, want %v", live, want)
 			}
 		})

@@ -85,8 +85,8 @@ func TestRenderMakesTheObjectOfACluster(t *testing.T) {
 		"a Namespace is in no namespace": {kind: "Namespace", spec: "template: {}", want: "apiVersion: v1, kind: Namespace, metadata: {name: f, labels: {kubefed.io/managed: 'true'}}"},
 		"overrides of another cluster":   {spec: "template: {data: {a: b}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}]}]", want: cm + managed("") + ", data: {a: b}"},
 	}
-	for name, test := range tests {
-		t.Run(name, test.run)
+	for name, tc := range tests {
+		t.Run(name, tc.run)
 	}
 }
 
@@ -175,7 +175,7 @@ func TestRenderKeepsWhatBelongsToTheCluster(t *testing.T) {
 		"an override of what is retained": {kind: "Deployment", spec: replicas + ", retainReplicas: true, overrides: [{clusterName: c1, clusterOverrides: [{path: /spec/replicas, value: 1}]}]",
 			live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 1}"},
 	}
-	for name, test := range tests {
-		t.Run(name, test.run)
+	for name, tc := range tests {
+		t.Run(name, tc.run)
 	}
 }

@@ -31,11 +31,11 @@ func TestInvalidReplicaPreferenceIsRefused(t *testing.T) {
 		"clusters that are a list":          {spec: "targetKind: FederatedDeployment, totalReplicas: 1, clusters: [a]", want: "spec"},
 		"a preference of a cluster as text": {spec: "targetKind: FederatedDeployment, totalReplicas: 1, clusters: {a: all}", want: "spec"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := ReadReplicaPreference(object(t, "spec: {"+test.spec+"}"))
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v, want %q", err, test.want)
+			_, err := ReadReplicaPreference(object(t, "spec: {"+tc.spec+"}"))
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
 	}
@@ -72,14 +72,14 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 		"operations that are text":        {spec: "overrides: [{clusterName: a, clusterOverrides: all}]", problem: "overrides: each"},
 		"an operation that is text stays": {spec: placed + "overrides: [{clusterName: a, clusterOverrides: [all]}, " + replicas("b", 2) + "]", want: placed + "overrides: [{clusterName: a, clusterOverrides: [all, {path: /spec/replicas, value: 1}]}, " + replicas("b", 2) + "]"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if test.plan == nil {
-				test.plan = plan
+			if tc.plan == nil {
+				tc.plan = plan
 			}
-			u := object(t, "spec: {"+test.spec+"}")
+			u := object(t, "spec: {"+tc.spec+"}")
 			before := u.DeepCopy()
-			spread, changed, err := Spread(u, test.plan)
+			spread, changed, err := Spread(u, tc.plan)
 			text := func(object any) string {
 				data, err := json.Marshal(object)
 				assert.NoError(t, err)
@@ -88,20 +88,20 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 			if text(u) != text(before) {
 				t.Error("the object was changed in place")
 			}
-			if err != nil || test.problem != "" {
-				if err == nil || test.problem == "" || !strings.Contains(err.Error(), test.problem) {
-					t.Errorf("%v, want %q", err, test.problem)
+			if err != nil || tc.problem != "" {
+				if err == nil || tc.problem == "" || !strings.Contains(err.Error(), tc.problem) {
+					t.Errorf("%v, want %q", err, tc.problem)
 				}
 				return
 			}
-			if changed != (test.want != "") {
+			if changed != (tc.want != "") {
 				t.Errorf("changed: %v, %s", changed, text(spread))
 			}
 			if changed {
-				if got, want := text(spread), text(object(t, "spec: {"+test.want+"}")); got != want {
+				if got, want := text(spread), text(object(t, "spec: {"+tc.want+"}")); got != want {
 					t.Errorf("%s, want %s", got, want)
 				}
-				if _, changedAgain, _ := Spread(spread, test.plan); changedAgain {
+				if _, changedAgain, _ := Spread(spread, tc.plan); changedAgain {
 					t.Error("changed again")
 				}
 			}
@@ -122,19 +122,19 @@ func TestBothSelectorsSelectClusters(t *testing.T) {
 		"a selector of F that is wrong":  {"{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", everyCluster, "error"},
 		"a selector of its namespace is": {everyCluster, "{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "error"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			namespace := object(t, "spec: {placement: "+test.namespace+"}")
-			if test.namespace == "" {
+			namespace := object(t, "spec: {placement: "+tc.namespace+"}")
+			if tc.namespace == "" {
 				namespace = nil
 			}
-			selected, err := SelectClusters(&TypeConfig{TypeSpec: TypeSpec{Target: Resource{Scope: "Namespaced"}}}, object(t, "spec: {placement: "+test.federated+"}"), namespace, clusters)
+			selected, err := SelectClusters(&TypeConfig{TypeSpec: TypeSpec{Target: Resource{Scope: "Namespaced"}}}, object(t, "spec: {placement: "+tc.federated+"}"), namespace, clusters)
 			var names []string
 			for _, c := range selected {
 				names = append(names, c.Name)
 			}
-			if got := strings.Join(names, " "); err == nil && got != test.want || err != nil && test.want != "error" {
-				t.Errorf("%s, %v, want %s", got, err, test.want)
+			if got := strings.Join(names, " "); err == nil && got != tc.want || err != nil && tc.want != "error" {
+				t.Errorf("%s, %v, want %s", got, err, tc.want)
 			}
 		})
 	}
@@ -163,18 +163,18 @@ func TestWorkloadCountsItsPods(t *testing.T) {
 			"{phase: Pending}", "{conditions: all}", "text",
 		}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			w, err := ReadWorkload(object(t, test.object))
-			for _, status := range test.pods {
+			w, err := ReadWorkload(object(t, tc.object))
+			for _, status := range tc.pods {
 				w.CountPod(object(t, "status: "+status), now)
 			}
 			got := fmt.Sprintf("%d %d %d %s", w.Replicas, w.Ready, w.Unschedulable, w.Selector)
 			if err != nil {
 				got = "error"
 			}
-			if got != test.want {
-				t.Errorf("%s, want %s (%v)", got, test.want, err)
+			if got != tc.want {
+				t.Errorf("%s, want %s (%v)", got, tc.want, err)
 			}
 		})
 	}

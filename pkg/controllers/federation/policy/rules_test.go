@@ -24,7 +24,7 @@ func ruleTexts(rules []rbacv1.PolicyRule) (texts []string) {
 func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 	const verbs = "get list watch create update patch delete"
 	commonRules := []string{": namespaces kube-system: get", ": /healthz /version: get"}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		targets    []string // group/plural
 		allowRoles bool
 		allowDNS   bool
@@ -41,11 +41,11 @@ func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var configs []TypeConfig
-			for _, target := range test.targets {
+			for _, target := range tc.targets {
 				group, plural, _ := strings.Cut(target, "/")
 				configs = append(configs, TypeConfig{TypeSpec: TypeSpec{Target: Resource{Group: group, PluralName: plural}}})
 			}
-			if got, want := ruleTexts(ClusterRules(configs, test.allowRoles, test.allowDNS)), append(test.want, commonRules...); !slices.Equal(got, want) {
+			if got, want := ruleTexts(ClusterRules(configs, tc.allowRoles, tc.allowDNS)), append(tc.want, commonRules...); !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})

@@ -24,14 +24,14 @@ func TestPropagationConditionHasItsReason(t *testing.T) {
 		"the object's namespace is not federated": {reason: NamespaceNotFederated, clusters: failed, status: "False", want: NamespaceNotFederated},
 		"the placement fails":                     {reason: ComputePlacementFailed, status: "False", want: ComputePlacementFailed},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, write := FederatedStatus{}.Next(Conclusion{Generation: 2, Reason: test.reason, Clusters: test.clusters}, now)
+			got, write := FederatedStatus{}.Next(Conclusion{Generation: 2, Reason: tc.reason, Clusters: tc.clusters}, now)
 			if !write || got.ObservedGeneration != 2 {
 				t.Errorf("written: %t, %v", write, got)
 			}
 			const timestamp = "2026-11-24T12:00:00Z"
-			assert.Equal(t, "conditions", []FederatedCondition{{"Propagation", test.status, timestamp, timestamp, test.want}}, got.Conditions)
+			assert.Equal(t, "conditions", []FederatedCondition{{"Propagation", tc.status, timestamp, timestamp, tc.want}}, got.Conditions)
 		})
 	}
 }
@@ -61,19 +61,19 @@ func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 		"no status yet":                    {conclusion: sameConclusion(), write: true, updateTime: later, transitionTime: later},
 		"a condition that does not belong": {before: FederatedStatus{2, append([]FederatedCondition{{Type: "Other"}}, before.Conditions...), before.Clusters}, conclusion: sameConclusion(), write: true, updateTime: first, transitionTime: first},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, write := test.before.Next(test.conclusion, now.Add(time.Minute))
-			if write != test.write {
+			got, write := tc.before.Next(tc.conclusion, now.Add(time.Minute))
+			if write != tc.write {
 				t.Errorf("written: %t", write)
 			}
-			if c := got.Conditions[0]; len(got.Conditions) != 1 || c.LastUpdateTime != test.updateTime || c.LastTransitionTime != test.transitionTime {
+			if c := got.Conditions[0]; len(got.Conditions) != 1 || c.LastUpdateTime != tc.updateTime || c.LastTransitionTime != tc.transitionTime {
 				t.Errorf("%+v", got.Conditions)
 			}
 			if got.Clusters[0].Name != "c1" {
 				t.Errorf("not sorted: %v", got.Clusters)
 			}
-			if !test.conclusion.Wrote && (got.Hash() == test.before.Hash()) == write {
+			if !tc.conclusion.Wrote && (got.Hash() == tc.before.Hash()) == write {
 				t.Errorf("the hash says that it is written: %t", !write)
 			}
 		})

@@ -41,12 +41,12 @@ func TestTypeConfigIsCompletedAndValidated(t *testing.T) {
 		"a FederatedNamespace, which is in one":       {name: "namespaces", spec: "targetType: {version: v1, kind: Namespace, scope: Cluster}, federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedNamespace, scope: Namespaced}, propagation: Enabled", want: [3]string{"namespaces", "", "federatednamespaces"}},
 		"text where a type belongs, read nonetheless": {name: "widgets", spec: "targetType: widget, propagation: Enabled", want: [3]string{"widgets", "", "s"}, invalid: "cannot unmarshal"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := ReadTypeConfig(object(t, "metadata: {name: "+test.name+"}, spec: {"+test.spec+"}"))
-			assert.Equal(t, "names", test.want, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName})
-			if (got.Invalid == nil) != (test.invalid == "") || got.Invalid != nil && !strings.Contains(got.Invalid.Error(), test.invalid) {
-				t.Errorf("%v, want %q", got.Invalid, test.invalid)
+			got := ReadTypeConfig(object(t, "metadata: {name: "+tc.name+"}, spec: {"+tc.spec+"}"))
+			assert.Equal(t, "names", tc.want, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName})
+			if (got.Invalid == nil) != (tc.invalid == "") || got.Invalid != nil && !strings.Contains(got.Invalid.Error(), tc.invalid) {
+				t.Errorf("%v, want %q", got.Invalid, tc.invalid)
 			}
 		})
 	}
@@ -102,23 +102,23 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 		"the target is a SubjectAccessReview":                             {change: target("authorization.k8s.io", "subjectaccessreviews"), warning: UnsupportedType},
 		"a type that is invalid":                                          {change: func(c *TypeConfig) { c.Target.Kind = "" }, warning: UnsupportedType},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if test.kind == "" {
-				test.kind = "Widget"
+			if tc.kind == "" {
+				tc.kind = "Widget"
 			}
-			if test.config == (Config{}) {
-				test.config = DefaultConfig()
+			if tc.config == (Config{}) {
+				tc.config = DefaultConfig()
 			}
-			c := typeOf(test.kind)
-			if test.change != nil {
-				test.change(c)
+			c := typeOf(tc.kind)
+			if tc.change != nil {
+				tc.change(c)
 			}
 			c.Invalid = c.validate()
-			configs := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == test.missing })
-			runs, warning := c.Runs(configs, test.config, func(gr schema.GroupResource) bool { return gr.String() != test.missing })
-			if warning.Reason != test.warning || runs != (test.warning == "" && !test.stops) {
-				t.Errorf("%t %v, want %q", runs, warning, test.warning)
+			configs := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == tc.missing })
+			runs, warning := c.Runs(configs, tc.config, func(gr schema.GroupResource) bool { return gr.String() != tc.missing })
+			if warning.Reason != tc.warning || runs != (tc.warning == "" && !tc.stops) {
+				t.Errorf("%t %v, want %q", runs, warning, tc.warning)
 			}
 		})
 	}
@@ -138,13 +138,13 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 		"a type that runs and collects status":        {true, collecting, TypeStatus{3, "Running", "Running"}},
 		"a type that does not run collects no status": {false, collecting, TypeStatus{3, "NotRunning", "NotRunning"}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, write := c.NextStatus(test.runs, test.config)
-			assert.Equal(t, "status", test.want, got)
+			got, write := c.NextStatus(tc.runs, tc.config)
+			assert.Equal(t, "status", tc.want, got)
 			next := *c
 			next.Status = got
-			if _, writeAgain := next.NextStatus(test.runs, test.config); !write || writeAgain {
+			if _, writeAgain := next.NextStatus(tc.runs, tc.config); !write || writeAgain {
 				t.Errorf("written: %t, and again: %t", write, writeAgain)
 			}
 		})

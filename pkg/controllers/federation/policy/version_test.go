@@ -42,9 +42,9 @@ func TestVersionsHashTemplateAndOverrides(t *testing.T) {
 		"a fraction and a whole number of a template": {"{template: {a: 1.5, b: 9007199254740993}}", Versions{sumOf(`{"a":1.5,"b":9007199254740993}`), noOverrides}},
 		"fields that the versions do not have":        {"{overrides: [{clusterName: c, note: x}]}", Versions{"", sumOf(`{"overrides":[{"clusterName":"c"}]}`)}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, "versions", test.want, ReadFederated(object(t, "spec: "+test.spec)).Versions())
+			assert.Equal(t, "versions", tc.want, ReadFederated(object(t, "spec: "+tc.spec)).Versions())
 		})
 	}
 }
@@ -120,17 +120,17 @@ func TestPropagatedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 		"nothing but the placement changed":                   {written: template, before: template, after: template + ", placement: {clusters: []}", want: "c1 c2"},
 		"the overrides could not be read when it was written": {written: template + ", overrides: text", after: template + ", overrides: text"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := Propagated{Versions: federated(t, test.written).Versions(), Clusters: map[string]string{"c1": "gen:1", "c2": "rv:2"}}
+			p := Propagated{Versions: federated(t, tc.written).Versions(), Clusters: map[string]string{"c1": "gen:1", "c2": "rv:2"}}
 			var before *Digest
-			if test.before != "" {
-				d := federated(t, test.before).Digest()
+			if tc.before != "" {
+				d := federated(t, tc.before).Digest()
 				before = &d
 			}
-			got := p.ValidVersions(before, federated(t, test.after).Digest())
-			if names := slices.Sorted(maps.Keys(got)); strings.Join(names, " ") != test.want {
-				t.Errorf("%v, want %s", got, test.want)
+			got := p.ValidVersions(before, federated(t, tc.after).Digest())
+			if names := slices.Sorted(maps.Keys(got)); strings.Join(names, " ") != tc.want {
+				t.Errorf("%v, want %s", got, tc.want)
 			}
 		})
 	}
@@ -176,15 +176,15 @@ func TestLiveObjectIsReadBackFromItsSummary(t *testing.T) {
 		"an object without a generation that is being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, LiveObject{"u", "rv:7", true, hashStrings(nil), hashStrings(map[string]string{})}},
 		"the largest generation":                               {metav1.ObjectMeta{Generation: math.MaxInt64}, LiveObject{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashStrings(nil), hashStrings(nil)}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			summary := SummarizeLiveObject(&test.object)
+			summary := SummarizeLiveObject(&tc.object)
 			if len(summary) > 26 {
 				t.Errorf("%d bytes", len(summary))
 			}
-			got := ReadLiveObject(&test.object, summary)
-			assert.Equal(t, "live object", test.want, got)
-			if got.Version != ObjectVersion(&test.object) {
+			got := ReadLiveObject(&tc.object, summary)
+			assert.Equal(t, "live object", tc.want, got)
+			if got.Version != ObjectVersion(&tc.object) {
 				t.Errorf("version %s", got.Version)
 			}
 		})

@@ -16,7 +16,7 @@ import (
 func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		outage  policy.Outage
 		deleted time.Time
 		want    time.Duration
@@ -28,8 +28,8 @@ func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 		"a minute ago, this process has not seen it": {policy.Outage{Since: ago(time.Minute)}, ago(time.Hour), 4 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.outage.RemainingGrace(test.deleted, 5*time.Minute, now); got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
+			if got := tc.outage.RemainingGrace(tc.deleted, 5*time.Minute, now); got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
 			}
 		})
 	}
@@ -37,7 +37,7 @@ func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 
 func TestWriteOffCoversOnlyTheDeletedObject(t *testing.T) {
 	deleted := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		recorded, uid types.UID
 		createdAfter  time.Duration // after the deletion
 		want          bool
@@ -50,9 +50,9 @@ func TestWriteOffCoversOnlyTheDeletedObject(t *testing.T) {
 		"one of the same second, no UID is known": {"", "b", 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			live := &metav1.ObjectMeta{UID: test.uid, CreationTimestamp: metav1.NewTime(deleted.Add(test.createdAfter))}
-			if got := (policy.WriteOff{UID: test.recorded, Deleted: deleted}).Covers(live); got != test.want {
-				t.Errorf("covers: %t, want %t", got, test.want)
+			live := &metav1.ObjectMeta{UID: tc.uid, CreationTimestamp: metav1.NewTime(deleted.Add(tc.createdAfter))}
+			if got := (policy.WriteOff{UID: tc.recorded, Deleted: deleted}).Covers(live); got != tc.want {
+				t.Errorf("covers: %t, want %t", got, tc.want)
 			}
 		})
 	}

@@ -77,13 +77,13 @@ func TestPlanFollowsThePreferences(t *testing.T) {
 		"the largest numbers": {total: replicas.MaxNumber, clusters: "AB", want: "1073741823 1073741824",
 			preferences: map[string]replicas.Preference{replicas.AnyCluster: weight(replicas.MaxNumber)}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			clusters := strings.Split(test.clusters, "")
-			got := formatPlan(clusters, replicas.Plan(replicas.Input{Total: test.total, Rebalance: test.rebalance, Preferences: test.preferences, Clusters: clusters,
-				Current: parseNumbers(t, test.current), Capacity: parseNumbers(t, test.capacity), Key: test.key}))
-			if got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
+			clusters := strings.Split(tc.clusters, "")
+			got := formatPlan(clusters, replicas.Plan(replicas.Input{Total: tc.total, Rebalance: tc.rebalance, Preferences: tc.preferences, Clusters: clusters,
+				Current: parseNumbers(t, tc.current), Capacity: parseNumbers(t, tc.capacity), Key: tc.key}))
+			if got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
 			}
 		})
 	}

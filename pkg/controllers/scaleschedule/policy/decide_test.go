@@ -122,7 +122,7 @@ func (s *state) decide(t *testing.T, now time.Time) (verdict Verdict, plan Plan,
 func TestDecideAndPlanFollowTheSchedule(t *testing.T) {
 	explicit := func(o *Options) { o.Explicit = true }
 	everyDay := func(o *Options) { o.Weekdays = "Mon-Sun" }
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		state
 		patch   string
 		reasons string
@@ -227,21 +227,21 @@ func TestDecideAndPlanFollowTheSchedule(t *testing.T) {
 		"a forged record of a workload that is up":                                            {state{annotations: annotations{recordKey: "2147483647"}}, strings.Replace(upPatch, `s":3`, `s":2147483647`, 1), "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			switch test.replicas {
+			switch tc.replicas {
 			case zero:
-				test.replicas = 0
+				tc.replicas = 0
 			case 0:
-				test.replicas = 3
+				tc.replicas = 3
 			}
-			v, _, patch, reasons := test.decide(t, now)
-			if patch != test.patch {
-				t.Errorf("writes %s, want %s", patch, test.patch)
+			v, _, patch, reasons := tc.decide(t, now)
+			if patch != tc.patch {
+				t.Errorf("writes %s, want %s", patch, tc.patch)
 			}
-			if reasons != test.reasons {
-				t.Errorf("warns of %q, want %q", reasons, test.reasons)
+			if reasons != tc.reasons {
+				t.Errorf("warns of %q, want %q", reasons, tc.reasons)
 			}
-			if test.next != 0 && !v.Next.Equal(now.Add(test.next)) {
-				t.Errorf("comes up at %v, want in %v", v.Next, test.next)
+			if tc.next != 0 && !v.Next.Equal(now.Add(tc.next)) {
+				t.Errorf("comes up at %v, want in %v", v.Next, tc.next)
 			}
 		})
 	}
@@ -249,7 +249,7 @@ func TestDecideAndPlanFollowTheSchedule(t *testing.T) {
 
 // TestWarningNamesItsObject says which object a warning is about, and what it says.
 func TestWarningNamesItsObject(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		state
 		scope Scope
 		text  string
@@ -263,9 +263,9 @@ func TestWarningNamesItsObject(t *testing.T) {
 		"a value that is too long": {state{annotations: annotations{ds + "downtime": strings.Repeat("x", 2049)}}, ScopeWorkload,
 			"downscaler/downtime is longer than 2048 bytes, or all together are longer than 4096; what it is for is not scaled"},
 	} {
-		v, _, _, _ := test.decide(t, now)
-		if len(v.Problems) != 1 || v.Problems[0].Scope != test.scope || v.Problems[0].Text != test.text {
-			t.Errorf("%s: %+v, want %q", name, v.Problems, test.text)
+		v, _, _, _ := tc.decide(t, now)
+		if len(v.Problems) != 1 || v.Problems[0].Scope != tc.scope || v.Problems[0].Text != tc.text {
+			t.Errorf("%s: %+v, want %q", name, v.Problems, tc.text)
 		}
 	}
 }
@@ -285,7 +285,7 @@ func TestNoWarningIsLong(t *testing.T) {
 
 // TestFlagsExcludeWorkloads says which workloads are left alone because of flags.
 func TestFlagsExcludeWorkloads(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		namespace, name string
 		options         func(*Options)
 		want            bool
@@ -303,10 +303,10 @@ func TestFlagsExcludeWorkloads(t *testing.T) {
 		"another namespace was allowed": {"kube-public", "a", func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }, false},
 	} {
 		o := testOptions()
-		if test.options != nil {
-			test.options(&o)
+		if tc.options != nil {
+			tc.options(&o)
 		}
-		if got := mustEvaluator(t, o).Covers(test.namespace, test.name); got != test.want {
+		if got := mustEvaluator(t, o).Covers(tc.namespace, tc.name); got != tc.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
@@ -336,7 +336,7 @@ func TestAutoscalerNamesTheWorkloadThatItScales(t *testing.T) {
 	}
 	owned := hpa("apps/v1", "Deployment", "a").(*autoscalingv2.HorizontalPodAutoscaler)
 	owned.OwnerReferences = []metav1.OwnerReference{{APIVersion: "keda.sh/v1alpha1", Kind: "ScaledObject", Name: "x", Controller: ptrTo(true)}}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		obj   runtime.Object
 		want  string
 		owned bool
@@ -354,7 +354,7 @@ func TestAutoscalerNamesTheWorkloadThatItScales(t *testing.T) {
 		"KEDA, without a target":       {keda(nil), "Deployment/", false},
 		"a Rollout without number":     {&unstructured.Unstructured{Object: map[string]any{"kind": "Rollout"}}, "", false},
 	} {
-		if o := Decode(mustEvaluator(t, testOptions()).Digest(test.obj)); o.ScaleTarget != test.want || o.Owned != test.owned {
+		if o := Decode(mustEvaluator(t, testOptions()).Digest(tc.obj)); o.ScaleTarget != tc.want || o.Owned != tc.owned {
 			t.Errorf("%s: %q, owned: %t", name, o.ScaleTarget, o.Owned)
 		}
 	}
@@ -385,7 +385,7 @@ func TestDigestIsBounded(t *testing.T) {
 
 // TestLagCountsFromTheLastEffectiveBoundary says since when a workload is to be as it is.
 func TestLagCountsFromTheLastEffectiveBoundary(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		downtime string
 		want     time.Duration
 	}{
@@ -396,9 +396,9 @@ func TestLagCountsFromTheLastEffectiveBoundary(t *testing.T) {
 		"no boundary":                     {"always", -1},
 	} {
 		evaluator := mustEvaluator(t, testOptions())
-		workload := Object{Values: valuesOf(annotations{ds + "downtime": test.downtime}, true), Created: now.Add(-24 * time.Hour)}
+		workload := Object{Values: valuesOf(annotations{ds + "downtime": tc.downtime}, true), Created: now.Add(-24 * time.Hour)}
 		boundary, known := evaluator.LastBoundary(&workload, &Object{}, now, time.Hour)
-		if known != (test.want >= 0) || known && now.Sub(boundary) != test.want {
+		if known != (tc.want >= 0) || known && now.Sub(boundary) != tc.want {
 			t.Errorf("%s: since %v, %t", name, boundary, known)
 		}
 	}

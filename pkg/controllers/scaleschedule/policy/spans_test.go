@@ -26,7 +26,7 @@ func ptrTo[T any](v T) *T { return &v }
 
 // TestSpansContainTheirMoments has items of the grammar with moments inside and outside.
 func TestSpansContainTheirMoments(t *testing.T) {
-	for value, test := range map[string]struct{ inside, outside []string }{
+	for value, tc := range map[string]struct{ inside, outside []string }{
 		"always":          {inside: []string{"2026-11-25T00:00:00Z"}},
 		"TRUE":            {inside: []string{"2026-11-25T00:00:00Z"}},
 		"never":           {outside: []string{"2026-11-25T00:00:00Z"}},
@@ -67,7 +67,7 @@ func TestSpansContainTheirMoments(t *testing.T) {
 			t.Errorf("%q: %v", value, err)
 			continue
 		}
-		for want, times := range map[bool][]string{true: test.inside, false: test.outside} {
+		for want, times := range map[bool][]string{true: tc.inside, false: tc.outside} {
 			for _, text := range times {
 				if got, _ := spans.Contains(mustTime(text)); got != want {
 					t.Errorf("%q at %s: inside is %t", value, text, got)
@@ -79,7 +79,7 @@ func TestSpansContainTheirMoments(t *testing.T) {
 
 // TestSpansFollowSummerTime has boundaries in nights in which the clock changes.
 func TestSpansFollowSummerTime(t *testing.T) {
-	for name, test := range map[string]struct{ item, night, want string }{
+	for name, tc := range map[string]struct{ item, night, want string }{
 		"a span that is skipped":             {"02:15-02:45 Europe/Berlin", "2026-03-28", ""},
 		"a span that is there twice":         {"02:15-02:45 Europe/Berlin", "2026-10-24", "00:15 00:45"},
 		"a start that is skipped":            {"02:30-04:00 Europe/Berlin", "2026-03-28", "01:00 02:00"},
@@ -93,10 +93,10 @@ func TestSpansFollowSummerTime(t *testing.T) {
 		"a last hour that is there twice":    {"23:30-24:00 Africa/Cairo", "2026-10-29", "20:30 22:00"},
 		"a last hour, and what follows upon": {"23:30-00:30 Africa/Cairo", "2026-10-29", "20:30 22:30"},
 	} {
-		spans, err := ParseSpans(test.item, everyDay)
+		spans, err := ParseSpans(tc.item, everyDay)
 		assert.NoError(t, err)
 		var got []string
-		begin := mustTime(test.night + "T12:00:00Z")
+		begin := mustTime(tc.night + "T12:00:00Z")
 		before, _ := spans.Contains(begin)
 		for now := begin; now.Before(begin.Add(15 * time.Hour)); now = now.Add(time.Minute) {
 			if inside, _ := spans.Contains(now); inside != before {
@@ -104,8 +104,8 @@ func TestSpansFollowSummerTime(t *testing.T) {
 				got = append(got, now.Format("15:04"))
 			}
 		}
-		if text := strings.Join(got, " "); text != test.want {
-			t.Errorf("%s: %s in the night of %s changes at %q, want %q", name, test.item, test.night, text, test.want)
+		if text := strings.Join(got, " "); text != tc.want {
+			t.Errorf("%s: %s in the night of %s changes at %q, want %q", name, tc.item, tc.night, text, tc.want)
 		}
 	}
 }

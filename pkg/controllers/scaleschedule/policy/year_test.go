@@ -100,7 +100,7 @@ func boundaryChanges(t *testing.T, item string, year int) (changes []change) {
 
 // TestSpansChangeAsTheWallClockShows compares every boundary of a year with a table.
 func TestSpansChangeAsTheWallClockShows(t *testing.T) {
-	for _, test := range []struct {
+	for _, tc := range []struct {
 		zone  string
 		years []int
 	}{
@@ -116,12 +116,12 @@ func TestSpansChangeAsTheWallClockShows(t *testing.T) {
 		{"Africa/Casablanca", []int{2026}},   // winter time in Ramadan
 		{"UTC", []int{2028}},
 	} {
-		zone, err := ParseZone(test.zone)
+		zone, err := ParseZone(tc.zone)
 		assert.NoError(t, err)
-		for _, year := range test.years {
+		for _, year := range tc.years {
 			tables := wallClockChanges(zone, year)
 			for i, want := range tables {
-				item := yearlySpans[i].item + " " + test.zone
+				item := yearlySpans[i].item + " " + tc.zone
 				got := boundaryChanges(t, item, year)
 				if len(want) < 50 {
 					t.Fatalf("%s: the table has %d changes", item, len(want))

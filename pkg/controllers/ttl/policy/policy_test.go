@@ -109,12 +109,12 @@ func TestDecideFollowsTheAnnotations(t *testing.T) {
 		"a year that no object reaches":                          {annotations: map[string]string{"quartermaster.dev/expires": "9999-12-31"}, wait: time.Duration(1<<63 - 1)},
 		"the first instant of time":                              {annotations: map[string]string{"quartermaster.dev/expires": "0001-01-01T00:00:00Z"}},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			typ, obj := newObject(test.kind, test.namespace, test.name, test.annotations, test.change)
+			typ, obj := newObject(tc.kind, tc.namespace, tc.name, tc.annotations, tc.change)
 			o := defaults()
-			if test.options != nil {
-				test.options(&o)
+			if tc.options != nil {
+				tc.options(&o)
 			}
 			d := o.Decide(typ, obj, now)
 			got := never
@@ -127,15 +127,15 @@ func TestDecideFollowsTheAnnotations(t *testing.T) {
 			for _, w := range d.Problems {
 				reasons = append(reasons, w.Reason)
 			}
-			if got != test.wait || strings.Join(reasons, " ") != test.warnings {
-				t.Errorf("wait %v, warnings %v; want %v, %q", got, d.Problems, test.wait, test.warnings)
+			if got != tc.wait || strings.Join(reasons, " ") != tc.warnings {
+				t.Errorf("wait %v, warnings %v; want %v, %q", got, d.Problems, tc.wait, tc.warnings)
 			}
 		})
 	}
 }
 
 func TestFlagsSayWhichTypesAreWatched(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		kind    string
 		options func(*Options)
 		want    bool
@@ -156,11 +156,11 @@ func TestFlagsSayWhichTypesAreWatched(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := defaults()
-			if test.options != nil {
-				test.options(&o)
+			if tc.options != nil {
+				tc.options(&o)
 			}
-			if got := o.Watches(typeOf(test.kind)); got != test.want {
-				t.Errorf("%t, want %t", got, test.want)
+			if got := o.Watches(typeOf(tc.kind)); got != tc.want {
+				t.Errorf("%t, want %t", got, tc.want)
 			}
 		})
 	}
@@ -172,7 +172,7 @@ func TestFlagsSayWhichTypesAreWatched(t *testing.T) {
 
 // TestRulesDecideWithoutAnAnnotation has objects on which rules may or may not decide.
 func TestRulesDecideWithoutAnAnnotation(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		kind, namespace, name string // Pod shop/p
 		change                func(*metav1.PartialObjectMetadata)
 		want                  bool
@@ -190,10 +190,10 @@ func TestRulesDecideWithoutAnAnnotation(t *testing.T) {
 		"a ConfigMap that is called as a Namespace":             {kind: "ConfigMap", name: "default", want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			typ, obj := newObject(test.kind, test.namespace, test.name, map[string]string{}, test.change)
+			typ, obj := newObject(tc.kind, tc.namespace, tc.name, map[string]string{}, tc.change)
 			o := defaults()
-			if got := o.MayRulesDecide(typ, obj); got != test.want {
-				t.Errorf("%t, want %t", got, test.want)
+			if got := o.MayRulesDecide(typ, obj); got != tc.want {
+				t.Errorf("%t, want %t", got, tc.want)
 			}
 		})
 	}

@@ -97,7 +97,7 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 	_, example, _ := strings.Cut(string(text), "\nrules:")
 	const notReady = `conditions: [{type: Ready, status: "False", lastTransitionTime: "2030-01-10T10:00:00Z"}]`
 
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		rules, object string
 		typ           policy.Type
 		rule          string    // that matches
@@ -145,23 +145,23 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 		"a type that no rule names":                               {rules: jobRule, typ: pods},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set := parse(t, test.rules)
-			for _, obj := range object(t, test.typ, test.object) {
+			set := parse(t, tc.rules)
+			for _, obj := range object(t, tc.typ, tc.object) {
 				var got Verdict
 				var err error
-				if typed := set.ForType(test.typ); typed != nil {
+				if typed := set.ForType(tc.typ); typed != nil {
 					got, err = typed.Evaluate(obj)
 				}
-				want := Verdict{Problem: test.problem}
+				want := Verdict{Problem: tc.problem}
 				for i, r := range set.Rules() {
-					if r.Name == test.rule {
+					if r.Name == tc.rule {
 						want.Rule = uint8(i + 1)
 					}
 				}
 				if want.Rule != 0 && want.Problem == 0 {
 					want.Since = completedAt.Add(-2 * time.Hour).Unix()
-					if !test.since.IsZero() {
-						want.Since = test.since.Unix()
+					if !tc.since.IsZero() {
+						want.Since = tc.since.Unix()
 					}
 				}
 				if got != want || (err != nil) != (want.Problem != 0) {
@@ -177,7 +177,7 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 
 func TestDecideAddsTheTTL(t *testing.T) {
 	set := parse(t, jobRule+"\n- {name: dry, resources: [pods], ttl: 1w, dryRun: true}")
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		verdict     Verdict
 		explanation string // "" if it is never due
 		dryRun      bool
@@ -187,9 +187,9 @@ func TestDecideAddsTheTTL(t *testing.T) {
 		"a rule":    {Verdict{Rule: 1, Since: completedAt.Unix()}, "rule r, since 2030-01-10T10:00:00Z, ttl 1h, due at 2030-01-10T11:00:00Z", false},
 		"a dry run": {Verdict{Rule: 2, Since: completedAt.Unix()}, "rule dry, since 2030-01-10T10:00:00Z, ttl 1w, due at 2030-01-17T10:00:00Z", true},
 	} {
-		d := set.Decide(test.verdict)
-		if never := d.Deadline.Equal(policy.Never) && d.Rule == ""; never != (test.explanation == "") || !never && d.Explanation() != test.explanation || d.DryRun != test.dryRun {
-			t.Errorf("%s: %+v, want %s", name, d, test.explanation)
+		d := set.Decide(tc.verdict)
+		if never := d.Deadline.Equal(policy.Never) && d.Rule == ""; never != (tc.explanation == "") || !never && d.Explanation() != tc.explanation || d.DryRun != tc.dryRun {
+			t.Errorf("%s: %+v, want %s", name, d, tc.explanation)
 		}
 	}
 }
@@ -198,7 +198,7 @@ func TestDecideAddsTheTTL(t *testing.T) {
 func TestParseListsEveryMistake(t *testing.T) {
 	rule := func(fields string) string { return "rules:\n- {name: r, resources: [pods], ttl: 1h, " + fields + "}" }
 	item := func(resource string) string { return "rules: [{name: r, ttl: 1h, resources: ['" + resource + "']}]" }
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		text string
 		want []string // parts of the error; none if there is none
 	}{
@@ -245,11 +245,11 @@ func TestParseListsEveryMistake(t *testing.T) {
 		"a file of over 1 MiB":                                  {text: "# " + strings.Repeat("x", 1<<20), want: []string{"1 MiB"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Parse([]byte(test.text))
-			if (err != nil) != (len(test.want) > 0) {
+			_, err := Parse([]byte(tc.text))
+			if (err != nil) != (len(tc.want) > 0) {
 				t.Fatal(err)
 			}
-			for _, part := range test.want {
+			for _, part := range tc.want {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("%q has no %q", err, part)
 				}
@@ -307,7 +307,7 @@ func hostileObject() *unstructured.Unstructured {
 // TestHostileObjectsEndAnEvaluation has objects that make ordinary expressions expensive.
 func TestHostileObjectsEndAnEvaluation(t *testing.T) {
 	limits := []Problem{TooCostly, TooSlow} // a slow machine may reach the limit of time first
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		when string
 		want []Problem
 	}{
@@ -318,13 +318,13 @@ func TestHostileObjectsEndAnEvaluation(t *testing.T) {
 		"a text that is read as a time":                      {"timestamp(object.spec.long) > timestamp('2030-01-01T00:00:00Z')", []Problem{EvaluationFailed}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set := parse(t, "\n- {name: r, resources: [widgets.v1.example.com], ttl: 1h, when: \""+test.when+"\"}")
+			set := parse(t, "\n- {name: r, resources: [widgets.v1.example.com], ttl: 1h, when: \""+tc.when+"\"}")
 			obj := hostileObject()
 			begin := time.Now()
 			v, err := set.ForType(widgets).Evaluate(obj)
 			t.Logf("%v after %v: %.100v", v.Problem, time.Since(begin), err)
-			if v.Rule != 1 || !slices.Contains(test.want, v.Problem) {
-				t.Errorf("%v, %.200v; want one of %v", v.Problem, err, test.want)
+			if v.Rule != 1 || !slices.Contains(tc.want, v.Problem) {
+				t.Errorf("%v, %.200v; want one of %v", v.Problem, err, tc.want)
 			}
 		})
 	}
