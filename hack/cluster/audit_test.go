@@ -11,7 +11,7 @@ import (
 
 func TestAuditTailReadsWholeLinesThatAreAdded(t *testing.T) {
 	const line = `{"verb":"get"}` + "\n"
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		before, after string
 		want          int
 	}{
@@ -23,14 +23,14 @@ func TestAuditTailReadsWholeLinesThatAreAdded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "audit.log")
-			if err := os.WriteFile(path, []byte(test.before), 0o600); err != nil {
+			if err := os.WriteFile(path, []byte(tc.before), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			tail := &AuditTail{path, int64(len(test.before))}
-			if err := os.WriteFile(path, []byte(test.before+test.after), 0o600); err != nil {
+			tail := &AuditTail{path, int64(len(tc.before))}
+			if err := os.WriteFile(path, []byte(tc.before+tc.after), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			for _, want := range []int{test.want, 0} {
+			for _, want := range []int{tc.want, 0} {
 				if got, err := tail.Read(); err != nil || len(got) != want {
 					t.Errorf("%d events, %v, want %d", len(got), err, want)
 				}

@@ -12,7 +12,7 @@ import (
 )
 
 func TestCheckComparesACopyWithTheFolder(t *testing.T) {
-	for name, test := range map[string]struct{ script, want string }{
+	for name, tc := range map[string]struct{ script, want string }{
 		"a generator that writes the same content": {script: "echo old > a"},
 		"a generator that writes other content":    {script: "echo new > a", want: "is not up to date; run make generate"},
 		"a generator that writes one file more":    {script: "echo old > b", want: "is not up to date; run make generate"},
@@ -27,12 +27,12 @@ func TestCheckComparesACopyWithTheFolder(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := checkFolder("docs/bench", func(folder string) *exec.Cmd {
-				cmd := exec.Command("sh", "-c", test.script)
+				cmd := exec.Command("sh", "-c", tc.script)
 				cmd.Dir = folder
 				return cmd
 			})
-			if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v, want %q", err, test.want)
+			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
 			}
 			if left, err := filepath.Glob(".cache/*"); err != nil || len(left) > 0 {
 				t.Errorf("it leaves %q, %v", left, err)

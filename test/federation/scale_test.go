@@ -213,7 +213,7 @@ func (m *members) liveHeap(p *sandbox.Process, collect func() error) (heap int) 
 // away. The goal for the others is a delay of 1.1 times as long at the 99th percentile; the bound leaves room
 // for a busy machine.
 func TestLongRestartReadsNothing(t *testing.T) {
-	for name, test := range map[string]struct{ members, objects, heap int }{
+	for name, tc := range map[string]struct{ members, objects, heap int }{
 		"20 members with 5,000 objects": {20, 5000, 80},
 		"50 members with 2,000 objects": {50, 2000, 120},
 	} {
@@ -222,7 +222,7 @@ func TestLongRestartReadsNothing(t *testing.T) {
 			shared.InstallWith(m.ctx, t, "federation")
 			manager := m.runReleased(fastFlags...)
 			idle := m.ourHeap(manager)
-			s := newScene(m, fleet.Setting(t, "MEMBERS", test.members), fleet.Setting(t, "OBJECTS", test.objects), 0)
+			s := newScene(m, fleet.Setting(t, "MEMBERS", tc.members), fleet.Setting(t, "OBJECTS", tc.objects), 0)
 			s.waitUntilPropagated()
 			if len(s.takeRequests()) < s.size*s.objects {
 				t.Fatal("not all requests are counted")
@@ -238,8 +238,8 @@ func TestLongRestartReadsNothing(t *testing.T) {
 			if len(requests) > 0 {
 				t.Errorf("GETs and writes, such as: %v", sample(requests))
 			}
-			if heap-idle > test.heap {
-				t.Errorf("the live heap has grown by %d MiB, want %d MiB at most", heap-idle, test.heap)
+			if heap-idle > tc.heap {
+				t.Errorf("the live heap has grown by %d MiB, want %d MiB at most", heap-idle, tc.heap)
 			}
 			s.compareDelays("one of the others is away", func(change func()) {
 				s.setHanging("s0") // at first the manager does not know, later the member is not ready

@@ -280,14 +280,14 @@ func TestFederatedObjectLifecycles(t *testing.T) {
 	f.startLeader()
 	f.waitForCondition("c1", "Ready=True")
 	f.waitForCondition("c2", "Ready=True")
-	for name, test := range scenarios {
+	for name, tc := range scenarios {
 		t.Run(name, func(t *testing.T) {
 			s := &scenario{members: f.forSubtest(t), fixture: f}
 			s.shop = shared.NewNamespace(s.ctx, t, nil)
 			s.federateNamespace(s.shop)
 			s.f = s.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + bothMembers + "}")
 			s.waitForStatus(s.f, "c1= c2=")
-			test(s)
+			tc(s)
 		})
 	}
 }

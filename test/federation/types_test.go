@@ -214,12 +214,12 @@ func TestSchemasOfKubeFedRefuseMistakes(t *testing.T) {
 		"what was written where, in a namespace":  {object: "kind: PropagatedVersion"},
 		"what was written where, in none":         {object: "kind: ClusterPropagatedVersion"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			u := object(t, test.object)
+			u := object(t, tc.object)
 			_, err := client(u).Create(t.Context(), u, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict})
-			if test.problem == "" && err != nil || test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)) {
-				t.Errorf("%v, want %q", err, test.problem)
+			if tc.problem == "" && err != nil || tc.problem != "" && (err == nil || !strings.Contains(err.Error(), tc.problem)) {
+				t.Errorf("%v, want %q", err, tc.problem)
 			}
 		})
 	}
@@ -274,9 +274,9 @@ func TestStatusIsStored(t *testing.T) {
 			"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}}", runs,
 			func(u *unstructured.Unstructured) bool { return policy.ReadTypeConfig(u).Status == runs }},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			u := object(t, test.object)
+			u := object(t, tc.object)
 			if _, err := client(u).Create(t.Context(), u, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -285,11 +285,11 @@ func TestStatusIsStored(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			patch, err := json.Marshal(map[string]any{"status": test.status})
+			patch, err := json.Marshal(map[string]any{"status": tc.status})
 			assert.NoError(t, err)
 			stored, err := client(u).Patch(t.Context(), u.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 			assert.NoError(t, err)
-			if !test.isStored(stored) {
+			if !tc.isStored(stored) {
 				t.Errorf("stored as %v", stored.Object["status"])
 			}
 		})

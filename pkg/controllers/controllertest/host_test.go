@@ -298,7 +298,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 	type entry = controllers.Entry
 	panicking := func(context.Context, controllers.Host) error { panic("no") }
 	slow := func(context.Context, controllers.Host) error { <-time.After(6 * time.Minute); return nil }
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		change func(*entry)
 		want   string
 	}{
@@ -333,9 +333,9 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a reconcile that outlasts its term": {func(e *entry) { *e = doing("greeter", slow) }, "HolderChanged\ncontroller greeter has been reconciling shop/a for"},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
-			failsWith(t, test.want, func(f *failures) {
+			failsWith(t, tc.want, func(f *failures) {
 				e := greeter.Entry()
-				test.change(&e)
+				tc.change(&e)
 				h := controllertest.Setup{Entries: []entry{e}, Standby: true}.NewHost(f, asking("a"))
 				h.Sleep(5 * time.Minute)
 				h.Depose()

@@ -53,7 +53,7 @@ func (f fixture) put(text string) {
 
 // What the server has in common with the real one is tested on both, in test/widget.
 func TestServerRefusesWhatItDoesNotServe(t *testing.T) {
-	for name, test := range map[string]func(f fixture){
+	for name, tc := range map[string]func(f fixture){
 		"a subresource that is not there is refused by name": func(f fixture) {
 			_, err := f.kube.AppsV1().Deployments("shop").GetScale(f.ctx, "a", metav1.GetOptions{})
 			if err == nil || !strings.Contains(err.Error(), "does not support the subresource scale of deployments.apps") {
@@ -90,7 +90,7 @@ func TestServerRefusesWhatItDoesNotServe(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { test(newFixture(t)) })
+		t.Run(name, func(t *testing.T) { tc(newFixture(t)) })
 	}
 }
 
