@@ -103,17 +103,17 @@ func New(reg metrics.KubeRegistry) *Metrics {
 }
 
 // AddLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
-// returns false if another loop has these series.
+// returns false if another loop has these series, or a name of the same text.
 func (m *Metrics) AddLoop(l Loop, depth func() int, longest func() time.Duration) bool {
-	if !m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return longest().Seconds() }) {
+	if !m.depth.add(l.String(), "", "", func() float64 { return float64(depth()) }) {
 		return false
 	}
+	m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return longest().Seconds() })
 	for _, result := range Results {
 		m.reconciles.WithLabelValues(l.Controller, l.Name, l.Cluster, result).Add(0)
 	}
 	m.duration.WithLabelValues(l.Controller, l.Name, l.Cluster)
 	m.panics.WithLabelValues(l.Controller).Add(0)
-	m.depth.add(l.String(), "", "", func() float64 { return float64(depth()) })
 	return true
 }
 

@@ -162,12 +162,13 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 		openClusters: o, name: name, cache: cache, events: events, transport: readConfig.Transport, life: life, end: end}
 	other.release = sync.OnceFunc(other.free)
 	o.all = append(o.all, other)
+	loopOptions := p.loopOptions(controller, name)
+	loopOptions.DrainTimeout = otherClusterDrain
 	return &controllers.Cluster{
 		Cache: cache.ForController(controller), Clients: clients,
-		Events: events.recorder(p.options.name + "-" + controller),
-		LoopOptions: controllers.LoopOptions{
-			Name: controller, Cluster: name, Metrics: p.loopMetrics, DrainTimeout: otherClusterDrain},
-		Go: other.Go, Close: other.close,
+		Events:      events.recorder(p.options.name + "-" + controller),
+		LoopOptions: loopOptions,
+		Go:          other.Go, Close: other.close,
 	}, nil
 }
 

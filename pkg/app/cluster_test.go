@@ -44,6 +44,7 @@ func elsewhereOf(t *testing.T, change func(*Options)) *openClusters {
 	change(o)
 	p, err := builtProcess(t, o)
 	assert.NoError(t, err)
+	o.workers["one"] = new(int)
 	one := &openClusters{process: p, controller: "one"}
 	t.Cleanup(func() { hostedControllers{{clusters: one}}.releaseClusters() })
 	return one
@@ -53,8 +54,10 @@ func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 	one := elsewhereOf(t, func(*Options) {})
 	_, err := one.open("open", &rest.Config{Host: "x"})
 	assert.NoError(t, err)
+	one.process.options.workers["other"] = ptr.To(3)
 	theirs, err := (&openClusters{process: one.process, controller: "other"}).open("theirs", &rest.Config{Host: "x"})
 	assert.NoError(t, err)
+	assert.Equal(t, "workers of a loop in another cluster", 3, theirs.LoopOptions.Workers)
 	defer theirs.Close()
 	for name, tc := range map[string]struct {
 		cluster string

@@ -24,6 +24,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"sigs.k8s.io/yaml"
@@ -352,7 +353,8 @@ func allControllers(t *testing.T) *process {
 	p, err := builtProcess(t, o)
 	assert.NoError(t, err)
 
-	// The libraries register their metrics with the first request.
+	// The libraries register their metrics with the first request and the first queue of theirs.
+	workqueue.NewNamed("test").ShutDown()
 	client, err := p.clientConfigs.typed(p.clientConfigs.named("test"))
 	assert.NoError(t, err)
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})

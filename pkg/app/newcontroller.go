@@ -48,7 +48,7 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 		Settings:    p.options.Settings(),
 		Cache:       p.cache.ForController(entry.Name),
 		Events:      p.events.recorder(p.options.name + "-" + entry.Name),
-		LoopOptions: controllers.LoopOptions{Name: entry.Name, Workers: *p.options.workers[entry.Name], Metrics: p.loopMetrics},
+		LoopOptions: p.loopOptions(entry.Name, ""),
 		Metrics:     p.metrics,
 		Handle:      h.handle,
 		Cluster:     h.openCluster,
@@ -116,4 +116,10 @@ func (p *process) clientsOf(controller string, config *rest.Config, mapper *kind
 		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: mapper.mapping,
 		RESTConfig: config, Scheme: p.scheme, FieldManager: controller,
 	}, errors.Join(clientErr, dynamicErr, metadataErr)
+}
+
+// loopOptions returns the options of the loops of a controller, in a cluster.
+func (p *process) loopOptions(controller, cluster string) controllers.LoopOptions {
+	return controllers.LoopOptions{Name: controller, Cluster: cluster, Workers: *p.options.workers[controller],
+		Timeout: p.options.Generic.ControllerStuckAfter, Metrics: p.loopMetrics}
 }

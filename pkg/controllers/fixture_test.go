@@ -32,9 +32,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // memory is an informer of ConfigMaps that a test fills. It tells its handlers of a change later than Get and
 // List show it, and of one change after the other.
 type memory struct {
-	synced chan struct{}
-	listed func()                      // is called after each list, if it is set
-	lacks  func(namespace string) bool // if it is set
+	synced   chan struct{}
+	listed   func()                      // is called after each list, if it is set
+	unlisted func(namespace string) bool // if it is set
 
 	mu        sync.Mutex
 	version   int
@@ -146,7 +146,7 @@ func (m *memory) mapped(
 	return newWatch(m, true, keys, only)
 }
 
-func (m *memory) Lacks(namespace string) bool { return m.lacks != nil && m.lacks(namespace) }
+func (m *memory) Unlisted(namespace string) bool { return m.unlisted != nil && m.unlisted(namespace) }
 
 func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	m.functions++

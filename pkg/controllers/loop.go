@@ -19,8 +19,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// quietConflicts is how often in a row a key may have failed before a conflict is an error.
-const quietConflicts = 3
+// conflictsBeforeError is how often in a row a key may have failed before a conflict is an error.
+const conflictsBeforeError = 3
 
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
 type Loop[K comparable] struct {
@@ -65,7 +65,7 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
-	l.queue = newQueue[K](opts.Metrics.Queue(opts.labels()))
+	l.queue = newQueue[K](opts.Workers, opts.Metrics.Queue(opts.labels()))
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
@@ -299,7 +299,7 @@ func (l *Loop[K]) addedWatches() []*mapper[K] {
 }
 
 // admitAdded calls admit for each added watch, now and in Watch. With nil, Watch admits no more. admit takes
-// the lock of the mapper, under which a mapping may hang. None does yet: it opens the mapper's gate.
+// the lock of the mapper. No mapping can hang under that lock yet: the gate is closed until admit opens it.
 func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -205,12 +205,12 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, other := newFixture(t, "a", "team/b"), newMemory("1")
-		other.lacks = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
+		other.unlisted = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
 		f.build(f.configMaps.self(), other.self())
 		f.run()
 		pass(time.Hour - time.Second)
 		f.expect("a")
-		pass(lackingRetry)
+		pass(unlistedRetry)
 		f.expect("b")
 	})
 }

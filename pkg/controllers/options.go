@@ -24,8 +24,8 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// LoopOptions configures a [Loop]. The host fills in Name, Workers and Metrics; a controller may set the
-// others.
+// LoopOptions configures a [Loop]. The host fills in Name, Workers, Timeout and Metrics; a controller may
+// set the others, and another Timeout.
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
@@ -41,7 +41,8 @@ type LoopOptions struct {
 	// MinBackoff is the first back-off of a failing key, default 1 s. Each further one is twice as long, up to
 	// MaxBackoff, default 5 min.
 	MinBackoff, MaxBackoff time.Duration
-	// Timeout, if set, is how long a reconcile may take. Then its context ends.
+	// Timeout, if set, is how long a reconcile may take. Then its context ends. The host sets it to
+	// --controller-stuck-after.
 	Timeout time.Duration
 	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. Then their
 	// contexts end. In a loop for another cluster it counts from the beginning of the longest reconcile: a

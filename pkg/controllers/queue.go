@@ -21,16 +21,16 @@ type lane uint8
 const (
 	// laneChanges is the lane of changes, requeues, back-offs and Enqueue.
 	laneChanges lane = iota
-	// laneShown is the lane of objects that are merely shown again: by a relist, or to a new leader.
-	laneShown
+	// laneReplay is the lane of objects that are merely shown again: by a relist, or to a new leader.
+	laneReplay
 )
 
-// changesFirst is how many keys of laneChanges are taken for each key of laneShown, while both have keys.
+// changesPerReplay is how many keys of laneChanges are taken for each key of laneReplay, while both have keys.
 // Otherwise a tenant who writes all the time would keep a new leader from what changed while nobody led.
-const changesFirst = 4
+const changesPerReplay = 4
 
-// replayAhead is how many keys wait in laneShown before a replay waits too. A map never becomes smaller: with
-// 10,000 keys in the queue at once, it would take 1 MiB for as long as the replica leads.
+// replayAhead is how many keys wait in laneReplay before a replay waits too, since 10,000 keys in the queue at
+// once take 3 MiB.
 const replayAhead = 500
 
 // queue has the keys of one run of a loop: those that are due, those that a worker has taken, and those that
@@ -51,27 +51,31 @@ type queue[K comparable] struct {
 
 	mu            sync.Mutex
 	items         map[K]*item[K] // nil while the queue is closed
+	mostItems     int            // length that items has had
 	rounds        [2]rounds[K]   // the due keys of each lane, but those that a worker has
 	depth         int            // number of keys in rounds
-	changesInARow int            // keys taken from laneChanges since the last one from laneShown
+	changesInARow int            // keys taken from laneChanges since the last one from laneReplay
+	workers       int            // of the loop
+	taken         map[string]int // keys that workers have, by tenant in whose turn
 	delayed       *btree.BTree[*item[K]]
 	lastDelaySeq  uint64      // of the key that was delayed last
 	timer         *time.Timer // of the first delayed key
-	ready         *sync.Cond  // signals that a key is due
-	room          *sync.Cond  // broadcasts when laneShown may have become shorter
+	readyCond     *sync.Cond  // signals that a key is due
+	roomCond      *sync.Cond  // broadcasts when laneReplay may have become shorter
 }
 
 // item is a key for as long as it is due, taken, delayed or parked.
 type item[K comparable] struct {
 	key    K
-	tenant string    // whose key it is
-	due    [2]place  // in each lane; zero if it is not due there
-	turn   string    // the tenant in whose turn it is due
-	since  time.Time // when it became due
-	taken  bool      // a worker has it: even if it is due, it is taken again only when the worker is done
+	tenant string      // whose key it is
+	due    [2]position // in each lane; zero if it is not due there
+	turn   string      // the tenant in whose turn it is due
+	since  time.Time   // when it became due
+	taken  bool        // a worker has it: even if it is due, it is taken again only when the worker is done
 
 	// Set when a worker takes it:
-	lane       lane   // laneShown if it was not due in laneChanges
+	takenTurn  string // the tenant in whose turn it was due
+	lane       lane   // laneReplay if it was not due in laneChanges
 	returnTurn string // the tenant in whose turn it comes back
 
 	failures int       // how often in a row reconcile has failed for it
@@ -80,14 +84,18 @@ type item[K comparable] struct {
 	parked   bool      // it comes back when this replica leads
 }
 
-func (it *item[K]) isDue() bool { return it.due != [2]place{} }
+func (entry *item[K]) isDue() bool { return entry.due != [2]position{} }
 
-// place says when a key is taken from its lane: in which round, and after how many keys that were ever added.
-type place struct{ round, order uint64 }
+// position says when a key is taken from its lane: in which round, and after how many keys that were ever added.
+type position struct{ round, order uint64 }
 
-func (p place) before(other place) bool {
+func (p position) before(other position) bool {
 	return p.round < other.round || p.round == other.round && p.order < other.order
 }
+
+// maxLooked is how many keys of a lane are looked at for one of a tenant who has few workers. At most two
+// tenants have half of the workers each, and they have one key each in a round.
+const maxLooked = 8
 
 // rounds has the due keys of a lane.
 type rounds[K comparable] struct {
@@ -99,9 +107,9 @@ type rounds[K comparable] struct {
 }
 
 // newQueue returns a closed queue.
-func newQueue[K comparable](metrics loopmetrics.Queue) *queue[K] {
-	q := &queue[K]{metrics: metrics}
-	q.ready, q.room = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
+func newQueue[K comparable](workers int, metrics loopmetrics.Queue) *queue[K] {
+	q := &queue[K]{workers: workers, metrics: metrics}
+	q.readyCond, q.roomCond = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	q.timer = time.AfterFunc(math.MaxInt64, q.endDelays)
 	q.timer.Stop() // until a key is delayed
 	return q
@@ -114,7 +122,7 @@ func (q *queue[K]) open() {
 	if q.items != nil {
 		return
 	}
-	q.items = map[K]*item[K]{}
+	q.items, q.taken = map[K]*item[K]{}, map[string]int{}
 	for i := range q.rounds {
 		less := func(a, b *item[K]) bool { return a.due[i].before(b.due[i]) }
 		q.rounds[i] = rounds[K]{keys: btree.New(32, less), lastRound: map[string]uint64{}}
@@ -130,8 +138,8 @@ func (q *queue[K]) close() {
 	defer q.mu.Unlock()
 	q.timer.Stop()
 	q.items, q.rounds, q.depth, q.delayed = nil, [2]rounds[K]{}, 0, nil
-	q.ready.Broadcast()
-	q.room.Broadcast()
+	q.readyCond.Broadcast()
+	q.roomCond.Broadcast()
 }
 
 // len returns how many keys are due and not taken.
@@ -141,48 +149,49 @@ func (q *queue[K]) len() int {
 	return q.depth
 }
 
-// add adds a key of tenant to a lane, in a turn of the tenant turn. A key that a worker has can be taken
-// again only when the worker is done.
+// add adds a key that belongs to tenant to a lane, where it uses up a turn of the tenant named turn. A key that
+// a worker has can be taken again only when the worker is done.
 func (q *queue[K]) add(key K, tenant string, ln lane, turn string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
 		return
 	}
-	it := q.items[key]
-	if it == nil {
-		it = &item[K]{key: key, tenant: tenant}
-		q.items[key] = it
+	entry := q.items[key]
+	if entry == nil {
+		entry = &item[K]{key: key, tenant: tenant}
+		q.items[key] = entry
+		q.mostItems = max(q.mostItems, len(q.items))
 	}
-	q.makeDue(it, ln, turn)
+	q.makeDue(entry, ln, turn)
 }
 
 // makeDue makes a key due in a lane, unless it is due there earlier. The caller holds mu.
-func (q *queue[K]) makeDue(it *item[K], ln lane, turn string) {
-	first := !it.isDue()
+func (q *queue[K]) makeDue(entry *item[K], ln lane, turn string) {
+	first := !entry.isDue()
 	if first {
-		it.since = time.Now()
+		entry.since = time.Now()
 		q.metrics.Adds.Inc()
 	}
 	r := &q.rounds[ln]
 	round := max(r.presentRound, r.lastRound[turn]) + 1
-	earlier := it.due[ln] == (place{}) || round < it.due[ln].round
-	if first || turn == it.tenant || earlier && it.turn != it.tenant {
-		it.turn = turn
+	earlier := entry.due[ln] == (position{}) || round < entry.due[ln].round
+	if first || turn == entry.tenant || earlier && entry.turn != entry.tenant {
+		entry.turn = turn
 	}
 	if !earlier {
 		return
 	}
 	if !first {
-		r.keys.Delete(it) // unless a worker has it
+		r.keys.Delete(entry) // unless a worker has it
 	}
-	it.due[ln] = place{round, r.added}
+	entry.due[ln] = position{round, r.added}
 	switch {
-	case it.taken:
+	case entry.taken:
 	case first:
-		q.push(it)
+		q.push(entry)
 	default:
-		r.keys.ReplaceOrInsert(it)
+		r.keys.ReplaceOrInsert(entry)
 	}
 	r.lastRound[turn] = round
 	r.added++
@@ -193,14 +202,14 @@ func (q *queue[K]) makeDue(it *item[K], ln lane, turn string) {
 }
 
 // push offers a due key to the workers. The caller holds mu.
-func (q *queue[K]) push(it *item[K]) {
-	for i, due := range it.due {
-		if due != (place{}) {
-			q.rounds[i].keys.ReplaceOrInsert(it)
+func (q *queue[K]) push(entry *item[K]) {
+	for i, due := range entry.due {
+		if due != (position{}) {
+			q.rounds[i].keys.ReplaceOrInsert(entry)
 		}
 	}
 	q.depth++
-	q.ready.Signal()
+	q.readyCond.Signal()
 }
 
 // take waits until a key is due. It returns nil once the queue is closed. The caller must call done.
@@ -208,98 +217,125 @@ func (q *queue[K]) take() *item[K] {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.depth == 0 && q.items != nil {
-		q.ready.Wait()
+		q.readyCond.Wait()
 	}
 	if q.items == nil {
 		return nil
 	}
 	from := laneChanges
 	q.changesInARow++
-	if q.rounds[laneChanges].keys.Len() == 0 || q.changesInARow > changesFirst && q.rounds[laneShown].keys.Len() > 0 {
-		from, q.changesInARow = laneShown, 0
+	if q.rounds[laneChanges].keys.Len() == 0 || q.changesInARow > changesPerReplay && q.rounds[laneReplay].keys.Len() > 0 {
+		from, q.changesInARow = laneReplay, 0
 	}
 	r := &q.rounds[from]
-	it, _ := r.keys.Min()
-	r.presentRound = max(r.presentRound, it.due[from].round) // it may have been due while a worker had it
-	it.lane = laneChanges
-	if it.due[laneChanges] == (place{}) {
-		it.lane = laneShown
+	entry := q.next(r)
+	r.presentRound = max(r.presentRound, entry.due[from].round) // the key may have been due while a worker had it
+	entry.lane = laneChanges
+	if entry.due[laneChanges] == (position{}) {
+		entry.lane = laneReplay
 	}
-	for i, due := range it.due {
-		if due != (place{}) {
-			q.rounds[i].keys.Delete(it)
+	for i, due := range entry.due {
+		if due != (position{}) {
+			q.rounds[i].keys.Delete(entry)
 		}
 	}
 	q.depth--
-	it.taken, it.due = true, [2]place{}
+	entry.taken, entry.takenTurn, entry.due = true, entry.turn, [2]position{}
+	q.taken[entry.turn]++
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
 	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
 	// for shop by adding it again.
-	if it.turn == it.tenant || it.returnAt.IsZero() {
-		it.returnTurn = it.turn
+	if entry.turn == entry.tenant || entry.returnAt.IsZero() {
+		entry.returnTurn = entry.turn
 	}
-	q.metrics.Waits.Observe(time.Since(it.since).Seconds())
-	q.room.Broadcast()
-	return it
+	q.metrics.Waits.Observe(time.Since(entry.since).Seconds())
+	q.roomCond.Broadcast()
+	return entry
+}
+
+// next returns the key of a lane that is taken next: the first one, unless its tenant has half of the workers
+// already and another tenant waits. Otherwise a tenant whose reconciles take long would soon have all workers.
+func (q *queue[K]) next(r *rounds[K]) *item[K] {
+	entry, _ := r.keys.Min()
+	looked := 0
+	r.keys.Ascend(func(other *item[K]) bool {
+		if q.taken[other.turn] < max(1, q.workers/2) {
+			entry = other
+			return false
+		}
+		looked++
+		return looked < maxLooked
+	})
+	return entry
 }
 
 // park lets a taken key come back when this replica leads. It returns false if leading is closed already.
-func (q *queue[K]) park(it *item[K], leading <-chan struct{}) bool {
+func (q *queue[K]) park(entry *item[K], leading <-chan struct{}) bool {
 	q.mu.Lock() // unpark sees the key if leading is open now
 	defer q.mu.Unlock()
 	select {
 	case <-leading:
 	default:
-		it.parked = true
+		entry.parked = true
 	}
-	return it.parked
+	return entry.parked
 }
 
 // unpark makes the parked keys due. It is called when this replica leads.
 func (q *queue[K]) unpark() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, it := range q.items {
-		if it.parked {
-			it.parked = false
-			q.makeDue(it, laneChanges, it.returnTurn)
+	for _, entry := range q.items {
+		if entry.parked {
+			entry.parked = false
+			q.makeDue(entry, laneChanges, entry.returnTurn)
 		}
 	}
 }
 
 // done ends the work on a taken key. If after > 0, the key comes back then, or earlier if that was decided
-// before. failures is how often in a row it has failed by now.
-func (q *queue[K]) done(it *item[K], after time.Duration, failures int) {
+// before. failures is how often in a row it has failed by now. What fails while the key is to come back anyway,
+// because of an event, does not count: events must not make the back-off longer.
+func (q *queue[K]) done(entry *item[K], after time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
 		return
 	}
-	it.taken, it.failures = false, failures
+	entry.taken = false
+	if q.taken[entry.takenTurn]--; q.taken[entry.takenTurn] == 0 {
+		delete(q.taken, entry.takenTurn)
+	}
+	if failures < entry.failures || entry.returnAt.IsZero() {
+		entry.failures = failures
+	}
 	if after > 0 {
 		q.metrics.Retries.Inc()
-		q.delayUntil(it, time.Now().Add(after))
+		q.delayUntil(entry, time.Now().Add(after))
 	}
 	switch {
-	case it.isDue():
-		q.push(it)
-	case it.returnAt.IsZero() && !it.parked:
-		delete(q.items, it.key)
+	case entry.isDue():
+		q.push(entry)
+	case entry.returnAt.IsZero() && !entry.parked:
+		delete(q.items, entry.key)
+		if len(q.items) == 0 && q.mostItems > replayAhead { // a map never becomes smaller
+			q.items, q.mostItems = map[K]*item[K]{}, 0
+		}
 	}
 }
 
 // delayUntil lets a key come back at a time, or earlier if that was decided before. The caller holds mu.
-func (q *queue[K]) delayUntil(it *item[K], at time.Time) {
-	if !it.returnAt.IsZero() {
-		if !at.Before(it.returnAt) {
+func (q *queue[K]) delayUntil(entry *item[K], at time.Time) {
+	if !entry.returnAt.IsZero() {
+		if !at.Before(entry.returnAt) {
 			return
 		}
-		q.delayed.Delete(it)
+		q.delayed.Delete(entry)
 	}
 	q.lastDelaySeq++
-	it.returnAt, it.delaySeq = at, q.lastDelaySeq
-	q.delayed.ReplaceOrInsert(it)
-	if first, _ := q.delayed.Min(); first == it {
+	entry.returnAt, entry.delaySeq = at, q.lastDelaySeq
+	q.delayed.ReplaceOrInsert(entry)
+	if first, _ := q.delayed.Min(); first == entry {
 		q.timer.Reset(time.Until(at))
 	}
 }
@@ -309,34 +345,34 @@ func (q *queue[K]) endDelays() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.items != nil {
-		it, found := q.delayed.Min()
+		entry, found := q.delayed.Min()
 		if !found {
 			return
 		}
-		if left := time.Until(it.returnAt); left > 0 {
+		if left := time.Until(entry.returnAt); left > 0 {
 			q.timer.Reset(left)
 			return
 		}
-		q.delayed.Delete(it)
-		it.returnAt = time.Time{}
-		q.makeDue(it, laneChanges, it.returnTurn)
+		q.delayed.Delete(entry)
+		entry.returnAt = time.Time{}
+		q.makeDue(entry, laneChanges, entry.returnTurn)
 	}
 }
 
-// waitForRoom waits while laneShown has replayAhead keys. It returns false if ctx ends.
+// waitForRoom waits while laneReplay has replayAhead keys. It returns false if ctx ends.
 func (q *queue[K]) waitForRoom(ctx context.Context) bool {
-	full := func() bool { return q.items != nil && q.rounds[laneShown].keys.Len() >= replayAhead }
+	full := func() bool { return q.items != nil && q.rounds[laneReplay].keys.Len() >= replayAhead }
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if full() {
 		defer context.AfterFunc(ctx, func() { // only then: it makes garbage
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			q.room.Broadcast()
+			q.roomCond.Broadcast()
 		})()
 	}
 	for ctx.Err() == nil && full() {
-		q.room.Wait()
+		q.roomCond.Wait()
 	}
 	return ctx.Err() == nil
 }

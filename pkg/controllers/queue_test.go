@@ -24,8 +24,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
+const testWorkers = 4
+
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
-	q := newQueue[K](loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{}))
+	q := newQueue[K](testWorkers, loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{}))
 	q.open()
 	t.Cleanup(q.close)
 	return q
@@ -43,7 +45,7 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, q *queue[K
 func TestQueueForgetsTenants(t *testing.T) {
 	q := testQueue[string](t)
 	for i := range 10_000 {
-		q.add("a", "own", laneShown, fmt.Sprint(i))
+		q.add("a", "own", laneReplay, fmt.Sprint(i))
 		if i%2 == 0 {
 			q.add("a", "own", laneChanges, "") // so that a is taken from there
 		}
@@ -54,8 +56,8 @@ func TestQueueForgetsTenants(t *testing.T) {
 
 func TestClosedQueueStoresNothing(t *testing.T) {
 	q := testQueue[string](t)
-	q.add("a", "", laneShown, "")
-	q.add("b", "", laneShown, "")
+	q.add("a", "", laneReplay, "")
+	q.add("b", "", laneReplay, "")
 	taken := q.take()
 	q.close()
 	q.add("c", "", laneChanges, "")
@@ -110,12 +112,13 @@ type dueKey struct {
 }
 
 type modelKey struct {
-	tenant   string
-	turn     string // in which it is due; "" before it is due
-	back     string // in which it comes back
-	busy     bool   // it is being reconciled, and not taken before that has ended
-	failures int
-	backAt   int // 0 if it is not delayed
+	tenant    string
+	turn      string // in which it is due; "" before it is due
+	back      string // in which it comes back
+	takenTurn string // in which it was taken
+	busy      bool   // it is being reconciled, and not taken before that has ended
+	failures  int
+	backAt    int // 0 if it is not delayed
 }
 
 func (m *model) add(key string, ln lane, turn string) {
@@ -146,25 +149,35 @@ func (m *model) free(ln lane) []dueKey {
 // len returns the number of keys that may be taken.
 func (m *model) len() int {
 	keys := map[string]bool{}
-	for _, d := range append(m.free(laneChanges), m.free(laneShown)...) {
+	for _, d := range append(m.free(laneChanges), m.free(laneReplay)...) {
 		keys[d.key] = true
 	}
 	return len(keys)
 }
 
-// take returns the next key, and laneShown if that is the only lane in which it is due.
+// take returns the next key, and laneReplay if that is the only lane in which it is due.
 func (m *model) take() (key string, ln lane) {
-	changes, shown := m.free(laneChanges), m.free(laneShown)
-	from, first := laneChanges, append(changes, dueKey{})[0]
+	changes, shown := m.free(laneChanges), m.free(laneReplay)
+	from, due := laneChanges, changes
 	if len(changes) == 0 || m.inARow >= 4 && len(shown) > 0 {
-		from, first = laneShown, shown[0]
+		from, due = laneReplay, shown
 	}
-	if m.inARow++; from == laneShown {
+	taken := map[string]int{}
+	for _, k := range m.keys {
+		if k.busy {
+			taken[k.takenTurn]++
+		}
+	}
+	first := due[0]
+	if i := slices.IndexFunc(due, func(d dueKey) bool { return taken[m.keys[d.key].turn] < testWorkers/2 }); i >= 0 {
+		first = due[i]
+	}
+	if m.inARow++; from == laneReplay {
 		m.inARow = 0
 	}
 	m.lanes[from].present = max(m.lanes[from].present, first.round)
 	isFirst := func(d dueKey) bool { return d.key == first.key }
-	if ln = laneShown; slices.ContainsFunc(changes, isFirst) {
+	if ln = laneReplay; slices.ContainsFunc(changes, isFirst) {
 		ln = laneChanges
 	}
 	for i := range m.lanes {
@@ -174,7 +187,7 @@ func (m *model) take() (key string, ln lane) {
 	if k.turn == k.tenant || k.backAt == 0 {
 		k.back = k.turn
 	}
-	k.busy, k.turn = true, ""
+	k.busy, k.takenTurn, k.turn = true, k.turn, ""
 	return first.key, ln
 }
 
@@ -224,15 +237,20 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 				t.Skip("none is taken")
 			}
 			key := rapid.SampledFrom(slices.Sorted(maps.Keys(taken))).Draw(t, "done")
-			k, after := m.keys[key], some("after", 4)
-			if k.busy, k.failures = false, 0; after > 0 {
-				k.failures = some("failures", 3)
+			k, after, failures := m.keys[key], some("after", 4), 0
+			if k.busy = false; after > 0 {
+				failures = some("failures", 3)
+			}
+			if failures < k.failures || k.backAt == 0 {
+				k.failures = failures
+			}
+			if after > 0 {
 				k.backAt = min(cmp.Or(k.backAt, m.now+after), m.now+after)
 			}
 			if m.parked == "" && some("park", 2) > 0 && q.park(taken[key], leading) {
 				m.parked = key
 			}
-			q.done(taken[key], time.Duration(after)*time.Hour, k.failures)
+			q.done(taken[key], time.Duration(after)*time.Hour, failures)
 			delete(taken, key)
 		}
 		lead := func(*rapid.T) {
@@ -265,6 +283,21 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			clear(taken)
 		}
 		expectEmpty(t, q)
+	})
+}
+
+func TestDelayedKeysComeBackInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := testQueue[int](t)
+		for _, seconds := range []int{2, 1, 3} {
+			q.add(seconds, "", laneChanges, "")
+			q.done(q.take(), time.Duration(seconds)*time.Second, 1)
+		}
+		for due := range 4 {
+			synctest.Wait()
+			assert.Equal(t, "keys that are due", due, q.len())
+			pass(time.Second)
+		}
 	})
 }
 
@@ -375,7 +408,7 @@ func TestRoomInTheQueueWakesEveryReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {
-			q.add(i, "", laneShown, "")
+			q.add(i, "", laneReplay, "")
 		}
 		var waiting sync.WaitGroup
 		for range 3 {

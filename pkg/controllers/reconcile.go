@@ -17,40 +17,40 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when no more keys are
+// reconcileNext takes one key and reconciles entry, unless ctx has ended. It returns false when no more keys are
 // to be taken.
 func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
-	it := l.queue.take()
-	if it == nil || ctx.Err() != nil {
+	entry := l.queue.take()
+	if entry == nil || ctx.Err() != nil {
 		return false
 	}
-	if l.lacks(it.tenant) {
-		l.queue.done(it, lackingRetry, it.failures)
+	if l.unlisted(entry.tenant) {
+		l.queue.done(entry, unlistedRetry, entry.failures)
 		return true
 	}
 	term := lifetime.FromContext(work)
-	term.Lane = uint8(it.lane)
-	o := l.reconcileOnce(term.AddTo(work), it.key, it.failures)
+	term.Lane = uint8(entry.lane)
+	o := l.reconcileOnce(term.AddTo(work), entry.key, entry.failures)
 	switch {
-	case !o.retry, o.result == loopmetrics.NotLeading && l.queue.park(it, term.Leading):
-		l.queue.done(it, o.after, 0)
+	case !o.retry, o.result == loopmetrics.NotLeading && l.queue.park(entry, term.Leading):
+		l.queue.done(entry, o.after, 0)
 	default:
-		delay := l.opts.backoff(it.failures)
+		delay := l.opts.backoff(entry.failures)
 		if o.after > 0 {
 			delay = min(delay, o.after)
 		}
-		l.queue.done(it, max(delay, o.notBefore), it.failures+1)
+		l.queue.done(entry, max(delay, o.notBefore), entry.failures+1)
 	}
 	return true
 }
 
-// lackingRetry is how soon a key is looked at again whose namespace a cache lacks.
-const lackingRetry = 10 * time.Second
+// unlistedRetry is the delay before a key is taken again whose namespace a cache has not listed.
+const unlistedRetry = 10 * time.Second
 
-// lacks reports whether a cache for which Run has waited knows nothing of a namespace: to a reconcile, the
+// unlisted reports whether a cache for which Run has waited knows nothing of a namespace: to a reconcile, the
 // objects there would seem to be gone.
-func (l *Loop[K]) lacks(namespace string) bool {
-	return slices.ContainsFunc(l.mappers, func(m *mapper[K]) bool { return m.watch.lacks(namespace) })
+func (l *Loop[K]) unlisted(namespace string) bool {
+	return slices.ContainsFunc(l.mappers, func(m *mapper[K]) bool { return m.watch.unlisted(namespace) })
 }
 
 // outcome is what came of a reconcile.
@@ -66,7 +66,7 @@ type outcome struct {
 func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
 	started := time.Now()
 	l.setInFlight(key, InFlight{"a key whose String has not returned", started})
-	// Only people read the text of a key, so the loop requires no method for it.
+	// Only people read the text of a key, so the loop requires no method for entry.
 	name := fmt.Sprint(key)
 	l.setInFlight(key, InFlight{name, started})
 
@@ -127,7 +127,7 @@ func resultOf(after time.Duration, err error, failures int) string {
 		return loopmetrics.NotLeading
 	case errtree.Every(err, isTerminal):
 		return loopmetrics.Terminal
-	case errtree.Every(err, isConflict) && failures < quietConflicts:
+	case errtree.Every(err, isConflict) && failures < conflictsBeforeError:
 		return loopmetrics.Conflict
 	}
 	return loopmetrics.Error

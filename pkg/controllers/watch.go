@@ -19,8 +19,8 @@ import (
 type Watch[K comparable] struct {
 	mistake error // why NewLoop refuses the watch; then no other field is used
 	synced  func() <-chan struct{}
-	// lacks reports whether the cache knows nothing of a namespace, although it has synced.
-	lacks func(namespace string) bool
+	// unlisted reports whether the cache knows nothing of a namespace, although it has synced.
+	unlisted func(namespace string) bool
 	// list returns the objects in the cache.
 	list func() []metav1.Object
 	// register registers the mapper of a loop. It is nil for WaitFor.
@@ -44,7 +44,7 @@ type watchable[T any] interface {
 	Get(name cache.ObjectName) (object T, exists bool)
 	AddHandler(changed func(old, current T, initial bool)) (remove func())
 	Synced() <-chan struct{}
-	Lacks(namespace string) bool
+	Unlisted(namespace string) bool
 	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 }
 
@@ -122,7 +122,7 @@ func newWatch[T metav1.Object, K comparable](
 		mapCached := func(name cache.ObjectName) {
 			object := &metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}
 			m.ifOpen(func() {
-				mapEvent(laneShown, object, func() Event[T] {
+				mapEvent(laneReplay, object, func() Event[T] {
 					current, _ := informer.Get(name) // the deletion is an event
 					return Event[T]{New: current}
 				})
@@ -130,7 +130,7 @@ func newWatch[T metav1.Object, K comparable](
 		}
 		return registration[K]{mapCached, func() { removeHandler(); endChoice(); endMapping() }}
 	}
-	return Watch[K]{synced: informer.Synced, lacks: informer.Lacks, list: informer.Objects, register: register, primary: primary}
+	return Watch[K]{synced: informer.Synced, unlisted: informer.Unlisted, list: informer.Objects, register: register, primary: primary}
 }
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
@@ -138,7 +138,7 @@ func WaitFor[K comparable, T any](informer *informers.Informer[T]) Watch[K] {
 	if informer == nil {
 		return Watch[K]{mistake: errNoInformer}
 	}
-	return Watch[K]{synced: informer.Synced, lacks: informer.Lacks}
+	return Watch[K]{synced: informer.Synced, unlisted: informer.Unlisted}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of
@@ -217,7 +217,7 @@ func objectOf[T metav1.Object](e Event[T]) T {
 	return e.New
 }
 
-// laneOfEvent returns laneShown for an update that changed nothing: after a relist, there is one for each
+// laneOfEvent returns laneReplay for an update that changed nothing: after a relist, there is one for each
 // object in the cache.
 func laneOfEvent[T metav1.Object](e Event[T]) lane {
 	if isNil(e.Old) || isNil(e.New) {
@@ -226,5 +226,5 @@ func laneOfEvent[T metav1.Object](e Event[T]) lane {
 	if version := e.New.GetResourceVersion(); version == "" || version != e.Old.GetResourceVersion() {
 		return laneChanges
 	}
-	return laneShown
+	return laneReplay
 }

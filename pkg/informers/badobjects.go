@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -144,7 +145,7 @@ func (b *badObjects) countMisfits() int {
 }
 
 // problem returns an error that names an object on which a function of the controller hangs, or a function of
-// any controller for which all wait; or else an object that does not fit its Go type, or else one on which a
+// any controller for which all wait; or else an object that does not fit its Go type, and one on which a
 // function of the controller panics; nil if there is none.
 func (b *badObjects) problem(controller string) error {
 	b.mu.Lock()
@@ -156,8 +157,11 @@ func (b *badObjects) problem(controller string) error {
 				c.function, c.controller, c.object, b.resource, age.Round(time.Second))
 		}
 	}
+	var problems []string
 	for object := range b.misfits {
-		return fmt.Errorf("%d objects of %s do not fit their Go type, one of them %s", len(b.misfits), b.resource, object)
+		problems = append(problems, fmt.Sprintf("%d objects of %s do not fit their Go type, one of them %s",
+			len(b.misfits), b.resource, object))
+		break
 	}
 	n := 0
 	var example badCall
@@ -167,8 +171,12 @@ func (b *badObjects) problem(controller string) error {
 			example = key
 		}
 	}
-	if n == 0 {
+	if n > 0 {
+		problems = append(problems, fmt.Sprintf("%s panics on %d objects of %s, one of them %s",
+			example.function, n, b.resource, example.object))
+	}
+	if len(problems) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s panics on %d objects of %s, one of them %s", example.function, n, b.resource, example.object)
+	return errors.New(strings.Join(problems, "; "))
 }

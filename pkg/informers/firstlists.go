@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// firstLists tells when an informer has synced: when it waits for the first list of no feed.
+// firstLists tells when an informer has synced: when each feed has listed its part, or is not waited for.
 type firstLists struct {
 	answered chan struct{} // closed when a feed has filled its part of the cache: the others list at once
 	synced   chan struct{} // closed when the informer has synced
@@ -59,10 +59,10 @@ func (i *informer) reviewFirstLists() {
 	}
 }
 
-// Lacks reports whether nothing is known of a namespace, although the cache has synced: its first list hangs
-// or fails. For a name that is not one of --namespaces, Lacks reports whether this holds for any of
+// Unlisted reports whether nothing is known of a namespace, although the cache has synced: its first list hangs
+// or fails. For a name that is not one of --namespaces, Unlisted reports whether this holds for any of
 // --namespaces whose list is not refused.
-func (i *informer) Lacks(namespace string) bool {
+func (i *informer) Unlisted(namespace string) bool {
 	index := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) })
 	if index < 0 {
 		return slices.ContainsFunc(i.feeds, (*feed).missing)

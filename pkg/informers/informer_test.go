@@ -279,7 +279,7 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 					late.add("%s", e.new.key())
 				}
 			})
-			assert.Equal(t, "synced, and lacks a, b, and any that is not refused", []bool{true, false, tc.lacking, tc.lacking && !refused}, []bool{i.hasSynced(), i.Lacks("a"), i.Lacks("b"), i.Lacks("")})
+			assert.Equal(t, "synced, and lacks a, b, and any that is not refused", []bool{true, false, tc.lacking, tc.lacking && !refused}, []bool{i.hasSynced(), i.Unlisted("a"), i.Unlisted("b"), i.Unlisted("")})
 			known := i.objects.get("b/x") != nil
 			tc.later(b)
 			a.put(in("a", "y", "1"))
@@ -289,7 +289,7 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 			pass(time.Hour)
 			wantNames(t, f, append([]string{"a/x", "a/y"}, tc.b...)...)
 			late.want(t, slices.DeleteFunc([]string{"b/x"}, func(string) bool { return known || tc.b == nil })...)
-			assert.Equal(t, "lacks b in the end", tc.lacking && tc.b == nil, i.Lacks("b"))
+			assert.Equal(t, "lacks b in the end", tc.lacking && tc.b == nil, i.Unlisted("b"))
 			if a.count() > 10 { // a watch ends after 5 to 10 minutes
 				t.Errorf("%d requests in a", a.count())
 			}

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// store holds the objects of an informer by their keys, and its indexes. put and addIndex must not run beside
-// each other. They call the functions of indexes without mu, so that get, list and byIndex do not wait for a
+// store holds the objects of an informer by their keys, and its indexes. The caller calls put and addIndex one
+// at a time. Both call the functions of indexes without mu, so that get, list and byIndex do not wait for a
 // function that hangs.
 type store struct {
 	mu      sync.RWMutex
