@@ -25,12 +25,13 @@ const (
 	laneReplay
 )
 
-// changesPerReplay is how many keys of laneChanges are taken for each key of laneReplay, while both have keys.
-// Otherwise a tenant who writes all the time would keep a new leader from what changed while nobody led.
+// changesPerReplay is how many keys of laneChanges are taken for each key of laneReplay, while both have
+// keys. Otherwise a tenant who writes all the time would keep a new leader from what changed while nobody
+// led.
 const changesPerReplay = 4
 
-// replayAhead is how many keys wait in laneReplay before a replay waits too, since 10,000 keys in the queue at
-// once take 3 MiB.
+// replayAhead is how many keys wait in laneReplay before a replay waits too, since 10,000 keys in the
+// queue at once take 3 MiB.
 const replayAhead = 500
 
 // queue has the keys of one run of a loop: those that are due, those that a worker has taken, and those that
@@ -86,7 +87,8 @@ type item[K comparable] struct {
 
 func (entry *item[K]) isDue() bool { return entry.due != [2]position{} }
 
-// position says when a key is taken from its lane: in which round, and after how many keys that were ever added.
+// position says when a key is taken from its lane: in which round, and after how many keys that were ever
+// added.
 type position struct{ round, order uint64 }
 
 func (p position) before(other position) bool {
@@ -149,8 +151,8 @@ func (q *queue[K]) len() int {
 	return q.depth
 }
 
-// add adds a key that belongs to tenant to a lane, where it uses up a turn of the tenant named turn. A key that
-// a worker has can be taken again only when the worker is done.
+// add adds a key that belongs to tenant to a lane, where it uses up a turn of the tenant named turn. A key
+// that a worker has can be taken again only when the worker is done.
 func (q *queue[K]) add(key K, tenant string, ln lane, turn string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -253,8 +255,9 @@ func (q *queue[K]) take() *item[K] {
 	return entry
 }
 
-// next returns the key of a lane that is taken next: the first one, unless its tenant has half of the workers
-// already and another tenant waits. Otherwise a tenant whose reconciles take long would soon have all workers.
+// next returns the key of a lane that is taken next: the first one, unless its tenant has half of the
+// workers already and another tenant waits. Otherwise a tenant whose reconciles take long would soon have
+// all workers.
 func (q *queue[K]) next(r *rounds[K]) *item[K] {
 	entry, _ := r.keys.Min()
 	looked := 0
@@ -294,8 +297,8 @@ func (q *queue[K]) unpark() {
 }
 
 // done ends the work on a taken key. If after > 0, the key comes back then, or earlier if that was decided
-// before. failures is how often in a row it has failed by now. What fails while the key is to come back anyway,
-// because of an event, does not count: events must not make the back-off longer.
+// before. failures is how often in a row it has failed by now. What fails while the key is to come back
+// anyway, because of an event, does not count: events must not make the back-off longer.
 func (q *queue[K]) done(entry *item[K], after time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// reconcileNext takes one key and reconciles entry, unless ctx has ended. It returns false when no more keys are
-// to be taken.
+// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when no more keys
+// are to be taken.
 func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	entry := l.queue.take()
 	if entry == nil || ctx.Err() != nil {

@@ -59,9 +59,9 @@ func (i *informer) reviewFirstLists() {
 	}
 }
 
-// Unlisted reports whether nothing is known of a namespace, although the cache has synced: its first list hangs
-// or fails. For a name that is not one of --namespaces, Unlisted reports whether this holds for any of
-// --namespaces whose list is not refused.
+// Unlisted reports whether nothing is known of a namespace, although the cache has synced: its first list
+// hangs or fails. For a name that is not one of --namespaces, Unlisted reports whether this holds for any
+// of --namespaces whose list is not refused.
 func (i *informer) Unlisted(namespace string) bool {
 	index := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) })
 	if index < 0 {

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// store holds the objects of an informer by their keys, and its indexes. The caller calls put and addIndex one
-// at a time. Both call the functions of indexes without mu, so that get, list and byIndex do not wait for a
-// function that hangs.
+// store holds the objects of an informer by their keys, and its indexes. The caller calls put and addIndex
+// one at a time. Both call the functions of indexes without mu, so that get, list and byIndex do not wait
+// for a function that hangs.
 type store struct {
 	mu      sync.RWMutex
 	objects set
