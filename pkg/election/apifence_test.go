@@ -281,12 +281,12 @@ func TestServerFenceShowsItsState(t *testing.T) {
 		"an annotation that somebody has wiped":  {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: apifence.Enforced, named: "r_1"},
 		"an annotation that somebody has edited": {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: apifence.Enforced, named: "r_1"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFenceTest(newFenceServer())
-				if test.change != nil {
-					test.change(f.fenceServer)
+				if tc.change != nil {
+					tc.change(f.fenceServer)
 				}
 				ctx, stop := quietly(t)
 				leads := false
@@ -296,27 +296,27 @@ func TestServerFenceShowsItsState(t *testing.T) {
 				})
 				pass(30 * time.Second)
 				synctest.Wait()
-				if leads != test.leads {
+				if leads != tc.leads {
 					t.Errorf("leads: %t", leads)
 				}
-				if test.later != nil {
+				if tc.later != nil {
 					f.mu.Lock()
-					test.later(f.fenceServer)
+					tc.later(f.fenceServer)
 					f.mu.Unlock()
 				}
 				pass(61 * time.Second)
 				synctest.Wait()
-				if got := shown(f.lock).ServerFence; got != test.want {
-					t.Errorf("found %s, want %s", got, test.want)
+				if got := shown(f.lock).ServerFence; got != tc.want {
+					t.Errorf("found %s, want %s", got, tc.want)
 				}
-				if got := f.named(); got != test.named && f.ns != nil {
-					t.Errorf("named is %q, want %q", got, test.named)
+				if got := f.named(); got != tc.named && f.ns != nil {
+					t.Errorf("named is %q, want %q", got, tc.named)
 				}
 				if f.requests > 100 {
 					t.Errorf("%d requests in 90 s", f.requests)
 				}
 				stop()
-				if err := <-ended; (err == nil) != test.leads { // a holder that cannot lead gives up
+				if err := <-ended; (err == nil) != tc.leads { // a holder that cannot lead gives up
 					t.Error(err)
 				}
 			})
@@ -383,7 +383,7 @@ func TestNamingEndsWithTheTerm(t *testing.T) {
 // leads: two reads, the patch and the question how it is judged. A conflict costs two reads and another
 // patch.
 func TestNamingIsAtOnce(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		onPatch      func(*fenceServer)
 		after, reads int
 	}{
@@ -398,22 +398,22 @@ func TestNamingIsAtOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFenceTest(newFenceServer())
 				f.install("a_1")
-				client := f.lock.who.Client.(*storeClient)
+				client := f.lock.candidate.Client.(*storeClient)
 				taken, read := 0, 0
 				f.onPatch = sync.OnceFunc(func() {
 					f.mu.Lock()
 					taken, read = f.requests, client.count("get")
 					f.mu.Unlock()
-					if test.onPatch != nil {
-						test.onPatch(f.fenceServer)
+					if tc.onPatch != nil {
+						tc.onPatch(f.fenceServer)
 					}
 				})
 				ctx, stop := quietly(t)
 				err := f.lock.Run(ctx, func(context.Context) error {
-					if n := f.requests - taken; n != test.after || taken != 2 || f.named() != "r_1" {
+					if n := f.requests - taken; n != tc.after || taken != 2 || f.named() != "r_1" {
 						t.Errorf("%d requests after %d before it named itself; %q is named", n, taken, f.named())
 					}
-					if n := client.count("get") - read; n != test.reads {
+					if n := client.count("get") - read; n != tc.reads {
 						t.Errorf("it has read the Lease %d times", n)
 					}
 					stop()
@@ -431,7 +431,7 @@ func TestNamingIsAtOnce(t *testing.T) {
 // TestNamingRetriesAsTheAPIServerSays counts the attempts of a new leader to name itself while the API
 // server asks it to wait.
 func TestNamingRetriesAsTheAPIServerSays(t *testing.T) {
-	for name, test := range map[string]struct{ after, most int }{
+	for name, tc := range map[string]struct{ after, most int }{
 		"the API server asks for 3 s":         {3, 4}, // at 0, 3, 6 and 9 s
 		"the API server asks for a long time": {100, 1},
 		"the API server asks for no time":     {0, 18},
@@ -444,14 +444,14 @@ func TestNamingRetriesAsTheAPIServerSays(t *testing.T) {
 					if !dryRun {
 						patches++
 					}
-					return apierrors.NewTooManyRequests("busy", test.after)
+					return apierrors.NewTooManyRequests("busy", tc.after)
 				}
 				ctx, stop := quietly(t)
 				ended := f.run(ctx, untilStopped)
 				pass(9900 * time.Millisecond)
 				synctest.Wait()
-				if patches == 0 || patches > test.most {
-					t.Errorf("it has tried %d times in 10 s, want %d at most", patches, test.most)
+				if patches == 0 || patches > tc.most {
+					t.Errorf("it has tried %d times in 10 s, want %d at most", patches, tc.most)
 				}
 				stop()
 				if err := <-ended; err != nil {
@@ -494,7 +494,7 @@ func TestTermEndsWhenAnotherIsNamed(t *testing.T) {
 // TestServerFenceOfAnotherInstallation judges the ServiceAccount of a leader without a Namespace of its own.
 // Refusals are a mistake of the set-up if they last; a single one may be late.
 func TestServerFenceOfAnotherInstallation(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		lasts time.Duration
 		ends  bool
 	}{"it refuses for good": {time.Hour, true}, "it refused when it was deleted": {time.Second, false}} {
@@ -514,20 +514,20 @@ func TestServerFenceOfAnotherInstallation(t *testing.T) {
 				begin, alarmed := time.Now(), false
 				for time.Since(begin) < time.Minute && len(led) == 0 {
 					f.mu.Lock()
-					f.foreign = time.Since(begin) < test.lasts
+					f.foreign = time.Since(begin) < tc.lasts
 					f.mu.Unlock()
 					_ = f.write() // as a queue does after a refusal
 					alarmed = alarmed || shown(f.lock).ServerFence == apifence.Misconfigured
 					pass(5 * time.Second)
 				}
-				if !alarmed || (len(led) == 1) != test.ends {
+				if !alarmed || (len(led) == 1) != tc.ends {
 					t.Errorf("shown as %s: %t, the term has ended: %t", apifence.Misconfigured, alarmed, len(led) == 1)
 				}
-				if !test.ends && shown(f.lock).ServerFence != apifence.Absent {
+				if !tc.ends && shown(f.lock).ServerFence != apifence.Absent {
 					t.Errorf("in the end: %s", shown(f.lock).ServerFence)
 				}
 				stop()
-				if err := <-ended; (err != nil) != test.ends {
+				if err := <-ended; (err != nil) != tc.ends {
 					t.Error(err)
 				}
 			})
@@ -580,14 +580,14 @@ func TestServerFenceRefusesWrites(t *testing.T) {
 			f.lock.apiFence.Namespaces = namespaces{newFenceServer(), "r"}
 		}, refused: true, later: true, named: "a_1"},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFenceTest(newFenceServer())
 				ctx, stop := quietly(t)
 				ended := f.run(ctx, func(ctx context.Context) error {
-					test.before(f)
-					for _, refused := range []bool{test.refused, test.later} {
+					tc.before(f)
+					for _, refused := range []bool{tc.refused, tc.later} {
 						for range 100 {
 							if err := f.write(); refused != errors.Is(err, writefence.ErrNotLeading) || !refused && err != nil {
 								t.Error(err)
@@ -599,11 +599,11 @@ func TestServerFenceRefusesWrites(t *testing.T) {
 				})
 				pass(30 * time.Second)
 				synctest.Wait()
-				if f.named() != test.named || f.requests > 35 {
+				if f.named() != tc.named || f.requests > 35 {
 					t.Errorf("%q is named, %d other requests", f.named(), f.requests)
 				}
 				stop()
-				if err := <-ended; (err != nil) != test.ends {
+				if err := <-ended; (err != nil) != tc.ends {
 					t.Error(err)
 				}
 			})

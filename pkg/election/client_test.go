@@ -97,7 +97,7 @@ func TestClientDialsAnewAfterATimeout(t *testing.T) {
 // TestClientLeavesRetryAfterToItsCaller checks that the client returns every 429 at once: the elector,
 // which knows how much of its term is left, decides when to retry.
 func TestClientLeavesRetryAfterToItsCaller(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		answer func(http.ResponseWriter)
 		after  time.Duration
 	}{
@@ -117,12 +117,12 @@ func TestClientLeavesRetryAfterToItsCaller(t *testing.T) {
 			config := newTestServer(t, func(w http.ResponseWriter, _ *http.Request) {
 				requests.Add(1)
 				w.Header().Set("Retry-After", "3600")
-				test.answer(w)
+				tc.answer(w)
 			})
 			client, err := kubernetes.NewForConfig(ClientConfig(config))
 			assert.NoError(t, err)
 			_, err = client.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
-			if f := failureOf(err); f.Kind != protocol.FailRefused || f.After != test.after || requests.Load() != 1 {
+			if f := failureOf(err); f.Kind != protocol.FailRefused || f.After != tc.after || requests.Load() != 1 {
 				t.Errorf("%d requests, error %v, which means %+v", requests.Load(), err, f)
 			}
 		})

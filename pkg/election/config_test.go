@@ -15,7 +15,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-func TestValidate(t *testing.T) {
+func TestValidateRefusesUnsafeTimings(t *testing.T) {
 	timings := func(lease, deadline, retry time.Duration) func(*Config) {
 		return func(c *Config) {
 			c.LeaseDuration = metav1.Duration{Duration: lease}
@@ -50,20 +50,20 @@ func TestValidate(t *testing.T) {
 		}, []string{"--leader-elect-resource-lock", "--leader-elect-lease-duration", "--leader-elect-renew-deadline", "--leader-elect-retry-period"}},
 		"nothing matters when it is off": {func(c *Config) { *c = Config{} }, nil},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			cfg := testConfig()
-			test.change(&cfg)
+			tc.change(&cfg)
 			var got []string
 			if err := cfg.Validate(); err != nil {
 				got = strings.Split(err.Error(), "\n")
 			}
-			if len(got) != len(test.want) {
-				t.Fatalf("got %d errors, want %d:\n%s", len(got), len(test.want), strings.Join(got, "\n"))
+			if len(got) != len(tc.want) {
+				t.Fatalf("got %d errors, want %d:\n%s", len(got), len(tc.want), strings.Join(got, "\n"))
 			}
 			for i := range got {
-				if !strings.HasPrefix(got[i], test.want[i]) {
-					t.Errorf("got  %s\nwant %s...", got[i], test.want[i])
+				if !strings.HasPrefix(got[i], tc.want[i]) {
+					t.Errorf("got  %s\nwant %s...", got[i], tc.want[i])
 				}
 			}
 		})

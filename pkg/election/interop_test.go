@@ -67,27 +67,27 @@ func TestElectorAndClientGoHandOver(t *testing.T) {
 		"ours expires to client-go": {"ours", "client-go", true, 12 * time.Second, 24 * time.Second},
 		"client-go expires to ours": {"client-go", "ours", true, 12 * time.Second, 15*time.Second + 20*time.Millisecond},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
-				first := start[test.from](t, store, "first")
+				first := start[tc.from](t, store, "first")
 				<-first.led
 				pass(time.Minute)
-				second := start[test.to](t, store, "second")
+				second := start[tc.to](t, store, "second")
 				pass(time.Minute + 700*time.Millisecond)
 				if len(second.led) > 0 {
 					t.Fatal("both lead")
 				}
-				if test.kill {
+				if tc.kill {
 					first.client.set(func(c *storeClient) { c.fail["update"], c.fail["get"] = context.Canceled, context.Canceled })
 				} else {
 					first.stop(nil)
 				}
 				end := time.Now()
 				<-second.led
-				if took := time.Since(end); took < test.min || took > test.max {
-					t.Errorf("took %s, want %s to %s", took, test.min, test.max)
+				if took := time.Since(end); took < tc.min || took > tc.max {
+					t.Errorf("took %s, want %s to %s", took, tc.min, tc.max)
 				}
 				lease, err := store.get()
 				if err != nil || protocol.HolderOf(lease) != "second" || transitionsOf(lease) != 2 {
@@ -96,7 +96,7 @@ func TestElectorAndClientGoHandOver(t *testing.T) {
 				first.stop(nil)
 				second.stop(nil)
 				for _, r := range []*testReplica{first, second} {
-					if err := <-r.done; err != nil && !test.kill {
+					if err := <-r.done; err != nil && !tc.kill {
 						t.Error(err)
 					}
 				}

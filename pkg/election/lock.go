@@ -37,7 +37,7 @@ type LeaseClient interface {
 // Witness looks at the leader's process.
 type Witness interface {
 	// Watch calls report with what it sees of the process, whenever that changes, until ctx ends.
-	Watch(ctx context.Context, process protocol.Watched, report func(protocol.LeaderState))
+	Watch(ctx context.Context, process protocol.LeaderProcess, report func(protocol.LeaderState))
 }
 
 // Candidate is a replica that competes for a Lease.
@@ -72,13 +72,13 @@ type Candidate struct {
 // Lock is one replica's part in one election: a candidate, the fences that judge its writes, and
 // what shows them. It is built before the clients that it fences and serves one call of Run.
 type Lock struct {
-	cfg      Config
-	lease    types.NamespacedName
-	who      Candidate
-	fence    *writefence.Fence
-	apiFence *apifence.Fence // nil: there is none
-	display  *display.Display
-	used     atomic.Bool // by Run
+	cfg       Config
+	lease     types.NamespacedName
+	candidate Candidate
+	fence     *writefence.Fence
+	apiFence  *apifence.Fence // nil: there is none
+	display   *display.Display
+	used      atomic.Bool // by Run
 }
 
 // NewIdentity returns an identity for a replica: the name of its Pod and a UUID, separated by an
@@ -89,26 +89,26 @@ func NewIdentity(pod string) string {
 }
 
 // NewLock returns a lock on the Lease that the configuration names.
-func NewLock(cfg Config, who Candidate) (*Lock, error) {
+func NewLock(cfg Config, candidate Candidate) (*Lock, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if who.Identity == "" {
+	if candidate.Identity == "" {
 		return nil, errors.New("the identity of a replica must not be empty")
 	}
-	if who.Clock == nil {
-		who.Clock = NewBootClock()
+	if candidate.Clock == nil {
+		candidate.Clock = NewBootClock()
 	}
-	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who}
-	l.display = display.New(l.lease, who.Identity, cfg.RenewDeadline.Duration, who.Clock, who.Events, who.Metrics)
-	l.fence = writefence.New(who.Clock, l.display.RefusedWrite)
-	if who.Namespaces != nil && cfg.LeaderElect {
+	l := &Lock{cfg: cfg, lease: cfg.Lease(), candidate: candidate}
+	l.display = display.New(l.lease, candidate.Identity, cfg.RenewDeadline.Duration, candidate.Clock, candidate.Events, candidate.Metrics)
+	l.fence = writefence.New(candidate.Clock, l.display.RefusedWrite)
+	if candidate.Namespaces != nil && cfg.LeaderElect {
 		t := cfg.timing()
 		l.apiFence = apifence.New(apifence.Config{
-			Lease: l.lease, Identity: who.Identity, PodUID: who.PodUID,
-			Namespaces: who.Namespaces, Leases: who.Client, Servers: who.Servers, Clock: who.Clock,
-			RequestTimeout: t.RequestTimeout(), Patience: t.Lease,
-			Found: l.SetServerFence, Trouble: l.display.Trouble,
+			Lease: l.lease, Identity: candidate.Identity, PodUID: candidate.PodUID,
+			Namespaces: candidate.Namespaces, Leases: candidate.Client, Servers: candidate.Servers, Clock: candidate.Clock,
+			RequestTimeout: t.RequestTimeout(), AdmissionTimeout: t.Lease,
+			OnState: l.SetServerFence, OnTrouble: l.display.SetTrouble,
 		})
 	}
 	return l, nil
@@ -116,7 +116,7 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 
 // Identity returns the identity of the replica.
 func (l *Lock) Identity() string {
-	return l.who.Identity
+	return l.candidate.Identity
 }
 
 // Fence puts the fence in front of a transport. A write, see writefence.IsWrite, is refused with
@@ -140,7 +140,7 @@ func (l *Lock) FenceElsewhere(next http.RoundTripper) http.RoundTripper {
 
 // IsLeading reports whether a write would pass the fence at this instant.
 func (l *Lock) IsLeading() bool {
-	return l.fence.Admits(l.who.Clock.Now())
+	return l.fence.Admits(l.candidate.Clock.Now())
 }
 
 // Healthy returns an error if this process led, did not renew its Lease for the lease duration plus
@@ -170,7 +170,7 @@ func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
 	if found == apifence.Misconfigured {
 		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads",
-			"identity", l.who.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)
+			"identity", l.candidate.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)
 		return
 	}
 	if l.apiFence == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-func TestServeHTTP(t *testing.T) {
+func TestDebugLeaderShowsHolderAndStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		first := startReplica(t, store, "first", testConfig())

@@ -28,9 +28,9 @@ type mutant struct {
 var allMutants = []mutant{
 	// 1: writes are conditional.
 	{"1: a write goes by the version of now instead of the one that was judged", true, "requests.go",
-		"return e.lock.who.Client.Update(ctx, lease, metav1.UpdateOptions{})",
-		"if now, err := e.lock.who.Client.Get(ctx, e.lock.lease.Name, metav1.GetOptions{}); err == nil {\nlease.ResourceVersion = now.ResourceVersion\n}\n" +
-			"return e.lock.who.Client.Update(ctx, lease, metav1.UpdateOptions{})"},
+		"return e.lock.candidate.Client.Update(ctx, lease, metav1.UpdateOptions{})",
+		"if now, err := e.lock.candidate.Client.Get(ctx, e.lock.lease.Name, metav1.GetOptions{}); err == nil {\nlease.ResourceVersion = now.ResourceVersion\n}\n" +
+			"return e.lock.candidate.Client.Update(ctx, lease, metav1.UpdateOptions{})"},
 
 	// 2: a term is valid from before the request.
 	{"2: validity counts from after the answer", true, "requests.go",
@@ -44,16 +44,16 @@ var allMutants = []mutant{
 
 	// 3: a standby waits for the duration of the record.
 	{"3: a Lease is taken a retry period before its claim runs out", true, "protocol/learn.go",
-		"expires := now + duration ", "expires := now + duration - p.own.Retry "},
+		"expires := now + duration ", "expires := now + duration - s.timing.Retry "},
 	{"3: records are compared in seconds instead of versions", false, "protocol/learn.go",
-		"p.claimExpires, p.duration = expires, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
-			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\np.claimExpires, p.duration = expires, duration\n}"},
+		"s.claimExpires, s.duration = expires, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
+			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\ns.claimExpires, s.duration = expires, duration\n}"},
 	{"3: a shortened duration counts at once", false, "protocol/learn.go",
-		"duration = p.durationAfter(before, lease, gapless)", "_ = gapless"},
+		"duration = s.durationAfter(before, lease, gapless)", "_ = gapless"},
 
 	// 4: a standby does not wait after a release.
 	{"4: a release is waited for like a claim", true, "protocol/learn.go",
-		"if p.isFreed(lease) {", "if false {"},
+		"if s.isFreed(lease) {", "if false {"},
 	{"4: a holder that was edited away counts as released", false, "protocol/lease.go",
 		"if HolderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn HolderOf(lease) == \"\"\n\t}"},
 	{"4: the transitions are not counted", false, "protocol/lease.go",
@@ -61,15 +61,15 @@ var allMutants = []mutant{
 
 	// 5: a standby waits after anything irregular.
 	{"5: a deleted Lease is forgotten", true, "protocol/learn.go",
-		"\t\tp.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t\tp.claimExpires", "\t\tp.claimExpires"},
+		"\t\ts.distrustUntil = max(s.freeAt(), now+max(s.timing.Lease, s.duration))\n\t\ts.claimExpires", "\t\ts.claimExpires"},
 	{"5: a thief is trusted", false, "protocol/learn.go",
-		"\t\tp.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t}", "\t}"},
+		"\t\ts.distrustUntil = max(s.freeAt(), now+max(s.timing.Lease, s.duration))\n\t}", "\t}"},
 	{"5: a replica that was blind trusts the new record", false, "protocol/learn.go",
-		"case !p.isExpired(now) || !gapless:", "case !p.isExpired(now):"},
+		"case !s.isExpired(now) || !gapless:", "case !s.isExpired(now):"},
 
 	// 6: who creates the Lease does not lead by that.
 	{"6: whoever creates the Lease leads at once", true, "requests.go",
-		"p.OnCreated(lease, now)", "if p.OnAcquired(lease, sent, now) {\ne.begin()\n}"},
+		"state.OnCreated(lease, now)", "if state.OnAcquired(lease, sent, now) {\ne.beginTerm()\n}"},
 
 	// 7: the client's fence.
 	{"7: the fence goes by a timer instead of the clock", true, "writefence/fence.go",
@@ -87,65 +87,65 @@ var allMutants = []mutant{
 	{"8: the release does not wait for writes in flight", false, "run.go",
 		"e.idle = e.lock.fence.Drain()", "e.lock.fence.Drain()\nclosed := make(chan struct{})\nclose(closed)\ne.idle = closed"},
 	{"8: the release does not wait for a write without an answer", false, "writefence/fence.go",
-		"f.quiet = now + serverTimeout", "f.quiet = now"},
+		"f.quietAt = now + serverTimeout", "f.quietAt = now"},
 	{"8: the Lease is released although lead has left work behind", false, "run.go",
 		"unfinished := errors.Is(e.leadErr, ErrUnfinished)", "unfinished := false"},
 
 	// 9: a holder ends its term at once.
 	{"9: a deletion does not end the term", true, "protocol/term.go",
-		"case lease == nil:\n\t\tp.lost = ReasonLeaseDeleted", "case lease == nil:"},
+		"case lease == nil:\n\t\ts.endReason = ReasonLeaseDeleted", "case lease == nil:"},
 	{"9: another UID does not end the term", false, "protocol/term.go",
-		"p.lost = ReasonLeaseReplaced", ""},
+		"s.endReason = ReasonLeaseReplaced", ""},
 	{"9: another holder does not end the term", false, "protocol/term.go",
-		"p.lost = ReasonHolderChanged", ""},
+		"s.endReason = ReasonHolderChanged", ""},
 	{"9: the fence closes only after lead has returned", false, "run.go",
 		"e.lock.fence.Close() // rule 9: before lead's context ends", ""},
 
 	// 10: versions that go back.
 	{"10: an older version is a late echo, whoever tells it", true, "protocol/state.go",
-		"case p.readFrom == newest && isOlder(lease, newest): // rule 10", "case false:"},
+		"case s.readFrom == newest && isOlder(lease, newest): // rule 10", "case false:"},
 
 	// 11: what a term owes.
 	{"11: what is owed does not keep the Lease from being released", true, "protocol/term.go",
-		"func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owesUntil) }", "func (p *State) releaseAt() time.Duration { return p.quietAt }"},
+		"func (s *State) releaseAt() time.Duration { return max(s.quietAt, s.proofUntil) }", "func (s *State) releaseAt() time.Duration { return s.quietAt }"},
 	{"11: what is owed does not keep lead from starting", true, "protocol/term.go",
-		"case p.admitted && now >= p.owesUntil: // rule 11", "case p.admitted:"},
+		"case s.admitted && now >= s.proofUntil: // rule 11", "case s.admitted:"},
 	{"11: a term owes nothing", false, "protocol/state.go",
-		"act.OwesUntil, at = at, now", "at = now"},
+		"act.ProofUntil, at = at, now", "at = now"},
 	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
-		"act.OwesUntil, at = at, now", "act.OwesUntil, at = at-p.own.Lease/2, now"},
+		"act.ProofUntil, at = at, now", "act.ProofUntil, at = at-s.timing.Lease/2, now"},
 	{"11: no hint counts", false, "protocol/state.go",
-		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
+		"case now < at && s.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
 		"err := f.proveOnce(ctx)", "f.pauseFor(ctx, 2*time.Second, 2*time.Second+1)\nerr := error(nil)\n_ = f.proveOnce"},
 	{"11: fewer addresses than API servers are enough", true, "apifence/proof.go",
 		"case len(known) < count:", "case false:"},
 	{"11: an API server that does not admit this replica is ignored", true, "apifence/proof.go",
-		"if judged != verdictAdmits && err == nil {", "if judged == verdictRefuses {\nerr = nil\n} else if judged != verdictAdmits && err == nil {"},
+		"if reply != verdictAdmits && err == nil {", "if reply == verdictRefuses {\nerr = nil\n} else if reply != verdictAdmits && err == nil {"},
 	{"11: an API server without the policy admits this replica", false, "apifence/proof.go",
-		"if judged != verdictAdmits && err == nil {", "if judged != verdictAdmits && judged != verdictAbsent && err == nil {"},
+		"if reply != verdictAdmits && err == nil {", "if reply != verdictAdmits && reply != verdictAbsent && err == nil {"},
 	{"11: an API server that does not answer is ignored", false, "apifence/proof.go",
-		"if err != nil {\n\t\t\treturn fmt.Errorf(\"the API server", "if err != nil && judged != verdictNone {\n\t\t\treturn fmt.Errorf(\"the API server"},
+		"if err != nil {\n\t\t\treturn fmt.Errorf(\"the API server", "if err != nil && reply != verdictNone {\n\t\t\treturn fmt.Errorf(\"the API server"},
 	{"11: only the first API server is asked", false, "apifence/proof.go",
 		"range known {", "range known[:1] {"},
 
 	// Liveness.
 	{"liveness: nobody looks again when the watch is dead", false, "protocol/state.go",
-		"p.readAt = now + p.backoff(p.writeFails, p.own.Retry/16, p.patience(f), f)", "p.readAt = never"},
+		"s.readAt = now + s.backoff(s.writeFails, s.timing.Retry/16, s.backoffLimit(f), f)", "s.readAt = never"},
 	{"liveness: a write that is refused is sent again at once", true, "protocol/state.go",
-		"case FailRefused:\n\t\tp.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)", "case FailRefused:\n\t\tp.writeAt = now"},
+		"case FailRefused:\n\t\ts.writeAt = now + s.backoff(s.writeFails, s.timing.Retry, s.backoffLimit(f), f)", "case FailRefused:\n\t\ts.writeAt = now"},
 
 	// The fence in the API server.
 	{"fence: the name is written whatever the version", true, "apifence/name.go",
 		"\"uid\": ns.UID, \"resourceVersion\": ns.ResourceVersion,", ""},
 	{"fence: the Lease is not read before the name is written", true, "apifence/name.go",
-		"if err := f.confirmHolder(reading); err != nil {", "if err := error(nil); err != nil {"},
+		"if err := f.confirmHolder(readCtx); err != nil {", "if err := error(nil); err != nil {"},
 	{"fence: lead starts before the name is written", true, "run.go",
-		"err := e.lock.apiFence.NameLeader(starting)", "err := error(nil)"},
+		"err := e.lock.apiFence.NameLeader(startCtx)", "err := error(nil)"},
 	{"fence: the leader does not name itself again", false, "apifence/name.go",
 		"if err := f.nameLeader(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
 	{"fence: a holder that cannot lead keeps the Lease", false, "protocol/term.go",
-		"case !p.admitted && now >= p.began+p.own.Lease:\n\t\treturn ActGiveUp", "case !p.admitted && now >= p.began+p.own.Lease:\n\t\tp.began = now"},
+		"case !s.admitted && now >= s.acquiredAt+s.timing.Lease:\n\t\treturn ActGiveUp", "case !s.admitted && now >= s.acquiredAt+s.timing.Lease:\n\t\ts.began = now"},
 }
 
 // TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,

@@ -47,12 +47,12 @@ func TestLastingRefusalsAreProblems(t *testing.T) {
 		"422 to writes":     {[]string{"update"}, status(apierrors.NewInvalid(coordinationv1.SchemeGroupVersion.WithKind("Lease").GroupKind(), "lease", nil)), false, "refuses to update Lease ns/lease"},
 		"no namespace":      {[]string{"create"}, status(apierrors.NewNotFound(corev1.Resource("namespaces"), "ns")), true, `namespaces "ns" not found`},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
 				store.edit("gone", func(l *coordinationv1.Lease) { *l = *protocol.AcquiredLease(l, "gone", 15*time.Second, time.Now()) })
-				if test.deleted {
+				if tc.deleted {
 					store.delete("admin")
 				}
 				registry, logged := metrics.NewKubeRegistry(), 0
@@ -67,12 +67,12 @@ func TestLastingRefusalsAreProblems(t *testing.T) {
 				done := make(chan error, 1)
 				refuse := func() {
 					client.set(func(c *storeClient) {
-						for _, verb := range test.verbs {
-							c.fail[verb] = test.err
+						for _, verb := range tc.verbs {
+							c.fail[verb] = tc.err
 						}
 					})
 				}
-				if test.verbs[0] != "get" {
+				if tc.verbs[0] != "get" {
 					refuse()
 				}
 				go func() {
@@ -87,10 +87,10 @@ func TestLastingRefusalsAreProblems(t *testing.T) {
 						t.Errorf("%d requests in minute %d", n, minute)
 					}
 				}
-				if err := lock.Problem(); (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
-					t.Errorf("the problem is %v, want %q", err, test.problem)
+				if err := lock.Problem(); (err == nil) != (tc.problem == "") || err != nil && !strings.Contains(err.Error(), tc.problem) {
+					t.Errorf("the problem is %v, want %q", err, tc.problem)
 				}
-				if logged == 0 || logged > 100*len(test.verbs) {
+				if logged == 0 || logged > 100*len(tc.verbs) {
 					t.Errorf("logged %d times in an hour", logged)
 				}
 				client.set(func(c *storeClient) { clear(c.fail) })

@@ -199,7 +199,7 @@ func freeStore() *simStore {
 }
 
 // shown returns what /debug/leader shows of a lock.
-func shown(l *Lock) display.Status { return l.display.Status(l.who.Clock.Now()) }
+func shown(l *Lock) display.Status { return l.display.Status(l.candidate.Clock.Now()) }
 
 var leaseName = types.NamespacedName{Namespace: "ns", Name: "lease"}
 

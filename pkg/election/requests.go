@@ -37,86 +37,86 @@ type requests struct {
 	stopWatch, stopLook     context.CancelFunc
 }
 
-// answer lets the goroutine of Run process an answer, unless ctx has ended.
-func (r *requests) answer(ctx context.Context, process func()) {
+// sendAnswer lets the goroutine of Run process an answer, unless ctx has ended.
+func (r *requests) sendAnswer(ctx context.Context, handle func()) {
 	select {
-	case r.answers <- process:
+	case r.answers <- handle:
 	case <-ctx.Done():
 	}
 }
 
-// start starts an action that is a request.
-func (e *elector) start(act protocol.Action, now time.Duration) {
+// startRequest starts an action that is a request.
+func (e *elector) startRequest(act protocol.Action, now time.Duration) {
 	switch act.Kind {
 	case protocol.ActRead:
-		e.read()
+		e.readLease()
 	case protocol.ActWatch:
-		e.watch()
+		e.watchLease()
 	case protocol.ActLook:
-		e.look(e.protocol.OnLook())
+		e.lookAt(e.state.OnLook())
 	default:
-		e.write(act, now)
+		e.writeLease(act, now)
 	}
 }
 
-func (e *elector) read() {
-	e.protocol.OnReading()
+func (e *elector) readLease() {
+	e.state.OnReading()
 	e.readID++
 	id := e.readID
 	e.wg.Go(func() {
-		request, cancel := context.WithTimeout(e.ctx, e.timeout)
+		requestCtx, cancel := context.WithTimeout(e.ctx, e.timeout)
 		defer cancel()
 		// Without a resourceVersion the read is consistent: the API server asks the store.
-		lease, err := e.lock.who.Client.Get(request, e.lock.lease.Name, metav1.GetOptions{})
+		lease, err := e.lock.candidate.Client.Get(requestCtx, e.lock.lease.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			lease, err = nil, nil
 		}
-		e.answer(e.ctx, func() {
-			if id != e.readID || !e.protocol.IsReading() {
+		e.sendAnswer(e.ctx, func() {
+			if id != e.readID || !e.state.IsReading() {
 				return
 			}
 			f := failureOf(err)
 			e.lock.display.Finished(e.logger(), "get", err, f)
 			if f.Kind != protocol.FailNone {
-				e.protocol.OnReadFailed(f, e.now())
+				e.state.OnReadFailed(f, e.now())
 				return
 			}
-			e.protocol.OnRead(lease, e.now())
+			e.state.OnRead(lease, e.now())
 		})
 	})
 }
 
-// write creates the Lease, or updates it from the known version (rule 1). The term that the write begins
+// writeLease creates the Lease, or updates it from the known version (rule 1). The term that the write begins
 // or extends counts from before the request (rule 2). The API server cannot have executed the write
 // earlier, so no standby can have seen it earlier.
-func (e *elector) write(act protocol.Action, now time.Duration) {
-	p, timeout := e.protocol, e.timeout
-	if _, holding := p.Term(); holding { // an answer after the deadline is useless
-		timeout = min(timeout, p.Deadline()-now)
+func (e *elector) writeLease(act protocol.Action, now time.Duration) {
+	state, timeout := e.state, e.timeout
+	if _, holding := state.Term(); holding { // an answer after the deadline is useless
+		timeout = min(timeout, state.Deadline()-now)
 	}
-	day := time.Now().Truncate(time.Microsecond) // the precision of the Lease
-	base, lease := p.View().Lease, p.Proposal(act, now, day)
+	wallTime := time.Now().Truncate(time.Microsecond) // the precision of the Lease
+	base, lease := state.View().Lease, state.Proposal(act, now, wallTime)
 	send := func(ctx context.Context) (*coordinationv1.Lease, error) {
-		return e.lock.who.Client.Update(ctx, lease, metav1.UpdateOptions{})
+		return e.lock.candidate.Client.Update(ctx, lease, metav1.UpdateOptions{})
 	}
 	if act.Kind == protocol.ActCreate {
-		lease = protocol.NewLease(e.lock.lease, e.lock.who.Identity, e.lock.cfg.LeaseDuration.Duration, day)
+		lease = protocol.NewLease(e.lock.lease, e.lock.candidate.Identity, e.lock.cfg.LeaseDuration.Duration, wallTime)
 		send = func(ctx context.Context) (*coordinationv1.Lease, error) {
-			return e.lock.who.Client.Create(ctx, lease, metav1.CreateOptions{})
+			return e.lock.candidate.Client.Create(ctx, lease, metav1.CreateOptions{})
 		}
 	}
-	p.OnSent(act)
+	state.OnSent(act)
 	e.wg.Go(func() {
 		sent := e.now()
-		request, cancel := context.WithTimeout(e.ctx, timeout)
+		requestCtx, cancel := context.WithTimeout(e.ctx, timeout)
 		defer cancel()
-		stored, err := send(request)
+		stored, err := send(requestCtx)
 		took := e.now() - sent
-		e.answer(e.ctx, func() {
+		e.sendAnswer(e.ctx, func() {
 			f := failureOf(err)
 			e.lock.display.Wrote(e.logger(), act.Kind, err, f, took)
 			if f.Kind != protocol.FailNone {
-				p.OnWriteFailed(base, f, e.now())
+				state.OnWriteFailed(base, f, e.now())
 				return
 			}
 			e.onWritten(act.Kind, stored, sent)
@@ -126,30 +126,30 @@ func (e *elector) write(act protocol.Action, now time.Duration) {
 
 // onWritten processes the answer to a write that was about to be sent at sent.
 func (e *elector) onWritten(kind protocol.ActionKind, lease *coordinationv1.Lease, sent time.Duration) {
-	p, now := e.protocol, e.now()
+	state, now := e.state, e.now()
 	switch kind {
 	case protocol.ActCreate:
 		e.logger().Info("Created the Lease; waiting one lease duration, since the leader of a deleted Lease may still write",
 			"lease", e.lock.lease, "duration", e.lock.cfg.LeaseDuration.Duration)
-		p.OnCreated(lease, now)
+		state.OnCreated(lease, now)
 	case protocol.ActAcquire:
-		if p.OnAcquired(lease, sent, now) {
-			e.begin()
+		if state.OnAcquired(lease, sent, now) {
+			e.beginTerm()
 		}
 	case protocol.ActRenew:
-		p.OnRenewed(lease, sent, now)
+		state.OnRenewed(lease, sent, now)
 		if e.cancelLead != nil && !e.lock.fence.Extend(sent+e.lock.cfg.RenewDeadline.Duration) {
-			p.OnExpired() // the deadline has passed since now was read
+			state.OnExpired() // the deadline has passed since now was read
 		}
 	case protocol.ActRelease:
-		p.OnReleased()
+		state.OnReleased()
 	}
 }
 
-// watch follows the Lease from the present on, in place of the last watch. A watch from a known version
+// watchLease follows the Lease from the present on, in place of the last watch. A watch from a known version
 // would be silent if the store was restored to an earlier state.
-func (e *elector) watch() {
-	e.protocol.OnWatching()
+func (e *elector) watchLease() {
+	e.state.OnWatching()
 	e.stopWatch()
 	e.watchID++
 	id := e.watchID
@@ -158,12 +158,12 @@ func (e *elector) watch() {
 		FieldSelector:  fields.OneTermEqualSelector(metav1.ObjectNameField, e.lock.lease.Name).String(),
 		TimeoutSeconds: ptr.To(int64(lifetime / time.Second)),
 	}
-	own, stop := context.WithCancel(e.ctx)
+	watchCtx, stop := context.WithCancel(e.ctx)
 	e.stopWatch = stop
-	answer := func(process func()) {
-		e.answer(e.ctx, func() {
-			if id == e.watchID && e.protocol.IsWatching() {
-				process()
+	answer := func(handle func()) {
+		e.sendAnswer(e.ctx, func() {
+			if id == e.watchID && e.state.IsWatching() {
+				handle()
 			}
 		})
 	}
@@ -171,14 +171,14 @@ func (e *elector) watch() {
 		answer(func() {
 			f := failureOf(err)
 			e.lock.display.Finished(e.logger(), "watch", err, f)
-			e.protocol.OnWatchEnd(f, e.now())
+			e.state.OnWatchEnd(f, e.now())
 		})
 	}
 	e.wg.Go(func() {
 		defer stop()
 		// The context must outlive the call, so a timer limits the call.
 		hung := time.AfterFunc(e.timeout, stop)
-		w, err := e.lock.who.Client.Watch(own, opts)
+		w, err := e.lock.candidate.Client.Watch(watchCtx, opts)
 		if inTime := hung.Stop(); err == nil && !inTime {
 			w.Stop()
 			err = context.DeadlineExceeded
@@ -189,12 +189,12 @@ func (e *elector) watch() {
 		}
 		defer w.Stop()
 		answer(func() {
-			e.protocol.OnWatchUp(e.now())
+			e.state.OnWatchUp(e.now())
 			e.lock.display.Finished(e.logger(), "watch", nil, protocol.Failure{})
 		})
 		for {
 			select {
-			case <-own.Done():
+			case <-watchCtx.Done():
 				return
 			case event, open := <-w.ResultChan():
 				switch {
@@ -206,30 +206,30 @@ func (e *elector) watch() {
 					return
 				}
 				if lease, ok := event.Object.(*coordinationv1.Lease); ok {
-					answer(func() { e.protocol.OnEvent(lease, event.Type == watch.Deleted, e.now()) })
+					answer(func() { e.state.OnEvent(lease, event.Type == watch.Deleted, e.now()) })
 				}
 			}
 		}
 	})
 }
 
-// look lets the witness look at a process, in place of the process before.
-func (e *elector) look(process protocol.Watched) {
+// lookAt lets the witness look at a process, in place of the process before.
+func (e *elector) lookAt(process protocol.LeaderProcess) {
 	e.stopLook()
 	e.lookID++
-	if process == (protocol.Watched{}) {
+	if process == (protocol.LeaderProcess{}) {
 		return
 	}
 	id := e.lookID
-	own, stop := context.WithCancel(e.ctx)
+	lookCtx, stop := context.WithCancel(e.ctx)
 	e.stopLook = stop
 	e.wg.Go(func() {
 		defer stop()
-		e.lock.who.Witness.Watch(own, process, func(state protocol.LeaderState) {
-			e.answer(own, func() {
+		e.lock.candidate.Witness.Watch(lookCtx, process, func(leader protocol.LeaderState) {
+			e.sendAnswer(lookCtx, func() {
 				if id == e.lookID {
-					e.protocol.OnLeaderState(state, e.now())
-					e.lock.display.SawLeader(e.logger(), process, state)
+					e.state.OnLeaderState(leader, e.now())
+					e.lock.display.SawLeader(e.logger(), process, leader)
 				}
 			})
 		})

@@ -48,7 +48,7 @@ func TestStoreIsRestored(t *testing.T) {
 		"held by a replica that has gone, and watches that stay silent": {
 			func(l *coordinationv1.Lease) { *l = *protocol.AcquiredLease(l, "gone", lease, time.Now()) }, false, 2*lease + 4*time.Second},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
@@ -57,17 +57,17 @@ func TestStoreIsRestored(t *testing.T) {
 				standby := startReplica(t, store, "standby", testConfig())
 				pass(time.Second)
 				snapshot := assert.Must(store.get()).DeepCopy()
-				test.snapshot(snapshot)
+				tc.snapshot(snapshot)
 				pass(time.Minute)
 				start, before := time.Now(), standby.client.total()
-				restore(store, snapshot, 110, test.restarted)
+				restore(store, snapshot, 110, tc.restarted)
 				var lost *LostError
 				if err := <-leader.done; !errors.As(err, &lost) || lost.Reason != protocol.ReasonStoreRestored || time.Since(start) > 3*time.Second {
 					t.Errorf("the leader returned %v after %s", err, time.Since(start))
 				}
 				err := <-standby.done
-				if took := time.Since(start); !errors.Is(err, ErrRestored) || took < lease || took > test.within {
-					t.Errorf("the standby returned %v after %s, want %s to %s", err, took, lease, test.within)
+				if took := time.Since(start); !errors.Is(err, ErrRestored) || took < lease || took > tc.within {
+					t.Errorf("the standby returned %v after %s, want %s to %s", err, took, lease, tc.within)
 				}
 				if n := standby.client.total() - before; n > 50 {
 					t.Errorf("the standby made %d requests", n)

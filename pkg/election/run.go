@@ -70,18 +70,18 @@ func (l *Lock) Run(ctx context.Context, lead func(ctx context.Context) error) er
 		e.timer.Stop()
 	}()
 	if l.apiFence != nil {
-		asking, stop := context.WithCancel(e.ctx)
+		askCtx, stop := context.WithCancel(e.ctx)
 		e.stopAsking = stop
-		e.wg.Go(func() { l.apiFence.Run(asking) })
+		e.wg.Go(func() { l.apiFence.Run(askCtx) })
 	}
-	klog.FromContext(ctx).Info("Competing for the Lease", "lease", l.lease, "identity", l.who.Identity)
+	klog.FromContext(ctx).Info("Competing for the Lease", "lease", l.lease, "identity", l.candidate.Identity)
 	return e.run(ctx, lead)
 }
 
 // runUnelected calls lead without an election.
 func (l *Lock) runUnelected(ctx context.Context, lead func(context.Context) error) error {
 	l.fence.TurnOff()
-	l.display.Unelected()
+	l.display.SetUnelected()
 	done := make(chan error, 1)
 	go func() { done <- lead(ctx) }()
 	late := make(chan struct{})
@@ -99,7 +99,7 @@ func (l *Lock) runUnelected(ctx context.Context, lead func(context.Context) erro
 // the requests, and tells the protocol what has happened.
 type elector struct {
 	lock     *Lock
-	protocol *protocol.State
+	state    *protocol.State
 	timer    *time.Timer
 	requests // see requests.go
 
@@ -114,11 +114,11 @@ type elector struct {
 func newElector(l *Lock) *elector {
 	t := l.cfg.timing()
 	return &elector{
-		lock:     l,
-		protocol: protocol.New(l.who.Identity, t, l.who.Address, l.who.Witness != nil),
-		timer:    time.NewTimer(0),
+		lock:  l,
+		state: protocol.New(l.candidate.Identity, t, l.candidate.Address, l.candidate.Witness != nil),
+		timer: time.NewTimer(0),
 		requests: requests{answers: make(chan func()), timeout: t.RequestTimeout(),
-			jitter: protocol.NewJitter(l.who.Identity + "/watch"), stopWatch: func() {}, stopLook: func() {}},
+			jitter: protocol.NewJitter(l.candidate.Identity + "/watch"), stopWatch: func() {}, stopLook: func() {}},
 
 		stopAsking: func() {}, stopStarting: func() {},
 	}
@@ -128,22 +128,22 @@ func (e *elector) run(ctx context.Context, lead func(context.Context) error) err
 	stop := ctx.Done()
 	for {
 		now := e.now()
-		act := e.protocol.Decide(now)
-		e.lock.display.Update(e.protocol.View(), act.Kind == protocol.ActEnd)
+		act := e.state.Decide(now)
+		e.lock.display.Update(e.state.View(), act.Kind == protocol.ActEnd)
 		switch act.Kind {
 		case protocol.ActEnd:
-			return e.end(ctx, act.Reason)
+			return e.endRun(ctx, act.Reason)
 		case protocol.ActLead:
-			e.lead(ctx, lead)
+			e.startLead(ctx, lead)
 			continue
 		case protocol.ActGiveUp:
 			klog.FromContext(ctx).Error(e.lock.display.Problem(), "This replica cannot lead; releasing the Lease", "lease", e.lock.lease)
 			e.stopStarting()
-			e.protocol.OnGiveUp(now)
+			e.state.OnGiveUp(now)
 			continue
 		case protocol.ActWait:
 		default:
-			e.start(act, now)
+			e.startRequest(act, now)
 			continue
 		}
 		// The timer stops while the machine is suspended, the clock does not. Check it soon after
@@ -152,43 +152,43 @@ func (e *elector) run(ctx context.Context, lead func(context.Context) error) err
 		select {
 		case <-stop:
 			stop = nil
-			e.drain(ctx)
-		case process := <-e.answers:
-			process()
+			e.beginStop(ctx)
+		case handle := <-e.answers:
+			handle()
 		case e.leadErr = <-e.leadDone:
 			e.leadReturned()
 		case <-e.idle:
 			e.idle = nil
-			e.quiet()
+			e.reportQuiet()
 		case <-e.timer.C:
 		}
 	}
 }
 
-func (e *elector) now() time.Duration { return e.lock.who.Clock.Now() }
+func (e *elector) now() time.Duration { return e.lock.candidate.Clock.Now() }
 
 func (e *elector) logger() klog.Logger { return klog.FromContext(e.ctx) }
 
-// begin names this replica, which has won the Lease, for the fence in the API server. If the term owes
+// beginTerm names this replica, which has won the Lease, for the fence in the API server. If the term owes
 // anything, it also proves that no predecessor can write.
-func (e *elector) begin() {
+func (e *elector) beginTerm() {
 	e.stopAsking() // NameLeader and KeepNamed ask
-	e.look(protocol.Watched{})
+	e.lookAt(protocol.LeaderProcess{})
 	if e.lock.apiFence == nil {
-		e.protocol.OnAdmitted()
+		e.state.OnAdmitted()
 		return
 	}
-	starting, stop := context.WithCancel(e.ctx)
+	startCtx, stop := context.WithCancel(e.ctx)
 	e.stopStarting = stop
-	owes := e.protocol.Owes(e.now())
+	mustProve := e.state.MustProve(e.now())
 	e.wg.Go(func() {
-		err := e.lock.apiFence.NameLeader(starting)
-		if starting.Err() != nil {
+		err := e.lock.apiFence.NameLeader(startCtx)
+		if startCtx.Err() != nil {
 			return
 		}
-		e.answer(starting, func() { e.onAdmitted(err) })
-		if err == nil && owes && e.lock.apiFence.Prove(starting, e.lock.display.Unproved) == nil {
-			e.answer(starting, e.protocol.OnProved)
+		e.sendAnswer(startCtx, func() { e.onAdmitted(err) })
+		if err == nil && mustProve && e.lock.apiFence.Prove(startCtx, e.lock.display.SetUnproved) == nil {
+			e.sendAnswer(startCtx, e.state.OnProved)
 		}
 	})
 }
@@ -197,24 +197,24 @@ func (e *elector) begin() {
 func (e *elector) onAdmitted(err error) {
 	switch {
 	case err == nil:
-		e.protocol.OnAdmitted()
+		e.state.OnAdmitted()
 	case errors.Is(err, apifence.ErrSuperseded):
 		e.logger().Error(err, "Another replica holds the Lease", "lease", e.lock.lease)
-		e.protocol.OnEvicted(protocol.ReasonHolderChanged)
+		e.state.OnEvicted(protocol.ReasonHolderChanged)
 	default:
 		e.logger().Error(err, "This replica cannot lead any more", "lease", e.lock.lease)
-		e.protocol.OnEvicted(protocol.ReasonCannotLead)
+		e.state.OnEvicted(protocol.ReasonCannotLead)
 	}
 }
 
-// lead opens the fence for the term and starts lead.
-func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
-	p := e.protocol
+// startLead opens the fence for the term and starts lead.
+func (e *elector) startLead(ctx context.Context, lead func(context.Context) error) {
+	state := e.state
 	e.stopStarting()
-	e.lock.display.Started(e.logger(), p.View())
-	p.OnLeadStarted()
-	e.lock.fence.OpenUntil(p.Deadline())
-	e.lock.display.Update(p.View(), false)
+	e.lock.display.Started(e.logger(), state.View())
+	state.OnLeadStarted()
+	e.lock.fence.OpenUntil(state.Deadline())
+	e.lock.display.Update(state.View(), false)
 	// lead drains after ctx has ended, so the end of ctx does not end the term.
 	leadCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cancelLead, e.leadDone = cancel, make(chan error, 1)
@@ -223,17 +223,17 @@ func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
 	if e.lock.apiFence != nil {
 		e.wg.Go(func() {
 			if err := e.lock.apiFence.KeepNamed(e.ctx); err != nil {
-				e.answer(e.ctx, func() { e.onAdmitted(err) })
+				e.sendAnswer(e.ctx, func() { e.onAdmitted(err) })
 			}
 		})
 	}
-	e.lock.display.Record(p.View().Lease, "became leader")
+	e.lock.display.Record(state.View().Lease, "became leader")
 }
 
-// drain begins to stop: a standby returns, a leader drains.
-func (e *elector) drain(ctx context.Context) {
+// beginStop begins to stop: a standby returns, a leader drains.
+func (e *elector) beginStop(ctx context.Context) {
 	now := e.now()
-	e.protocol.OnStop(now+e.lock.cfg.DrainTimeout, now)
+	e.state.OnStop(now+e.lock.cfg.DrainTimeout, now)
 	e.stopStarting()
 	if e.cancelLead != nil {
 		e.cancelLead(context.Cause(ctx))
@@ -247,20 +247,20 @@ func (e *elector) leadReturned() {
 	e.cancelLead(nil)
 	now := e.now()
 	unfinished := errors.Is(e.leadErr, ErrUnfinished)
-	e.protocol.OnLeadReturned(now+e.lock.cfg.DrainTimeout, now, unfinished)
+	e.state.OnLeadReturned(now+e.lock.cfg.DrainTimeout, now, unfinished)
 	if !unfinished {
 		e.idle = e.lock.fence.Drain() // rule 8: they end before the Lease is released
 	}
 }
 
-// quiet tells the protocol, once no write of lead is in flight, when none of them can be executed any more:
+// reportQuiet tells the protocol, once no write of lead is in flight, when none of them can be executed any more:
 // from then on the Lease may be released (rule 8).
-func (e *elector) quiet() { e.protocol.OnQuiet(e.lock.fence.QuietAt(), e.now()) }
+func (e *elector) reportQuiet() { e.state.OnQuiet(e.lock.fence.QuietAt(), e.now()) }
 
-// end returns from Run.
-func (e *elector) end(ctx context.Context, reason protocol.Reason) error {
-	logger, p := klog.FromContext(ctx), e.protocol
-	term, held := p.Term()
+// endRun returns from Run.
+func (e *elector) endRun(ctx context.Context, reason protocol.Reason) error {
+	logger, state := klog.FromContext(ctx), e.state
+	term, held := state.Term()
 	defer func() { e.lock.display.Ended(reason, held) }()
 	if !held {
 		if reason == protocol.ReasonStoreRestored {
@@ -275,11 +275,11 @@ func (e *elector) end(ctx context.Context, reason protocol.Reason) error {
 		e.cancelLead(lost)
 		defer func() {
 			logger.Info("Stopped leading", "lease", e.lock.lease, "term", term, "reason", reason)
-			e.lock.display.Record(p.View().Lease, "stopped leading")
+			e.lock.display.Record(state.View().Lease, "stopped leading")
 		}()
 	}
 	switch {
-	case p.IsReleasable(e.now()) && reason != protocol.ReasonReleaseFailed && reason != protocol.ReasonCannotLead:
+	case state.IsReleasable(e.now()) && reason != protocol.ReasonReleaseFailed && reason != protocol.ReasonCannotLead:
 		return e.leadErr // lead had finished, so nothing is lost with the Lease
 	case e.leadDone != nil && reason != protocol.ReasonDrainTimeout:
 		e.awaitLead()
@@ -289,7 +289,7 @@ func (e *elector) end(ctx context.Context, reason protocol.Reason) error {
 
 // awaitLead waits for lead for as long as the Lease still covers it.
 func (e *elector) awaitLead() {
-	left := e.protocol.CoveredUntil() - e.now()
+	left := e.state.CoveredUntil() - e.now()
 	e.timer.Reset(max(left, 0))
 	select {
 	case e.leadErr = <-e.leadDone:

@@ -19,14 +19,14 @@ type simServer struct {
 	sim   *simulation
 	index int
 
-	mu      sync.Mutex
-	behind  time.Time // since when its watch of the store shows nothing new
-	stalled time.Time // until then
-	busy    time.Time // until when requests wait in its queue
-	seen    []simView // every version of the parameter and when this server sees it
-	policy  []simPolicy
-	stands  time.Time // until then it does nothing, and keeps the requests
-	mute    time.Time // until then it keeps the requests for the Lease
+	mu                sync.Mutex
+	behindSince       time.Time // since when its watch of the store shows nothing new
+	stalledUntil      time.Time // until then
+	busyUntil         time.Time // until when requests wait in its queue
+	seen              []simView // every version of the parameter and when this server sees it
+	policy            []simPolicy
+	stoppedUntil      time.Time // until then it does nothing, and keeps the requests
+	leaseStoppedUntil time.Time // until then it keeps the requests for the Lease
 }
 
 // simPolicy is a state of the policy and when a server sees it.
@@ -60,7 +60,7 @@ func (a *simServer) willSee(n *simNaming) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	at := time.Now().Add(lag(a.sim.rng("lag", uint64(100*len(a.seen)+a.index))))
-	a.seen = append(a.seen, simView{naming: n, at: latest(at, a.stalled, a.seen[len(a.seen)-1].at)})
+	a.seen = append(a.seen, simView{naming: n, at: latest(at, a.stalledUntil, a.seen[len(a.seen)-1].at)})
 }
 
 // willSeePolicy is called under the store's mu when the policy is deleted or installed.
@@ -71,7 +71,7 @@ func (a *simServer) willSeePolicy(gone bool) {
 	if n := len(a.policy); n > 0 {
 		at = latest(at, a.policy[n-1].at)
 	}
-	a.policy = append(a.policy, simPolicy{gone: gone, at: latest(at, a.stalled)})
+	a.policy = append(a.policy, simPolicy{gone: gone, at: latest(at, a.stalledUntil)})
 }
 
 // losePolicy lets this server see that the policy was deleted before others do.
@@ -99,7 +99,7 @@ func (a *simServer) standStill(d, catchUp time.Duration) {
 	a.stall(d + catchUp)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.stands = latest(a.stands, time.Now().Add(d))
+	a.stoppedUntil = latest(a.stoppedUntil, time.Now().Add(d))
 }
 
 // lagBehind keeps the requests for the Lease for d, and shows nothing new of the leader's name for
@@ -108,16 +108,16 @@ func (a *simServer) lagBehind(d, catchUp time.Duration) {
 	a.stall(d + catchUp)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.mute = latest(a.mute, time.Now().Add(d))
+	a.leaseStoppedUntil = latest(a.leaseStoppedUntil, time.Now().Add(d))
 }
 
-// kept returns how long a request is kept.
-func (a *simServer) kept(verb string) time.Duration {
+// keepTime returns how long a request is kept.
+func (a *simServer) keepTime(verb string) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	until := a.stands
+	until := a.stoppedUntil
 	if verb == "get" || verb == "update" || verb == "create" {
-		until = latest(until, a.mute)
+		until = latest(until, a.leaseStoppedUntil)
 	}
 	return time.Until(until)
 }
@@ -127,13 +127,13 @@ func (a *simServer) stall(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	if !a.stalled.After(now) {
-		a.behind = now
+	if !a.stalledUntil.After(now) {
+		a.behindSince = now
 	}
-	a.stalled = latest(a.stalled, now.Add(d))
+	a.stalledUntil = latest(a.stalledUntil, now.Add(d))
 	for i := range a.seen {
 		if a.seen[i].at.After(now) {
-			a.seen[i].at = latest(a.seen[i].at, a.stalled)
+			a.seen[i].at = latest(a.seen[i].at, a.stalledUntil)
 		}
 	}
 }
@@ -142,14 +142,14 @@ func (a *simServer) stall(d time.Duration) {
 func (a *simServer) clog(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.busy = latest(a.busy, time.Now().Add(d))
+	a.busyUntil = latest(a.busyUntil, time.Now().Add(d))
 }
 
-// queued returns how long a request waits before the server looks at it. Now and then one is
+// queueTime returns how long a request waits before the server looks at it. Now and then one is
 // forgotten in a socket, when the faults are over only a controller's.
-func (a *simServer) queued(verb string, rng *rand.Rand) time.Duration {
+func (a *simServer) queueTime(verb string, rng *rand.Rand) time.Duration {
 	a.mu.Lock()
-	left := time.Until(a.busy)
+	left := time.Until(a.busyUntil)
 	a.mu.Unlock()
 	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" || !a.sim.calm.Load()), rng.Float64()
 	switch {
@@ -165,17 +165,17 @@ func (a *simServer) queued(verb string, rng *rand.Rand) time.Duration {
 func (a *simServer) watchDelay(rng *rand.Rand) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return max(lag(rng), time.Until(a.stalled))
+	return max(lag(rng), time.Until(a.stalledUntil))
 }
 
 // seenUntil returns the time up to which the server has seen the store.
 func (a *simServer) seenUntil() time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if now := time.Now(); !a.stalled.After(now) {
+	if now := time.Now(); !a.stalledUntil.After(now) {
 		return now
 	}
-	return a.behind
+	return a.behindSince
 }
 
 // view returns the version of the parameter that the server knows.
@@ -228,12 +228,12 @@ func (a *simServer) judge(p *simProc) (words string, admits, unjudged bool) {
 func (a *simServer) execute(w *simWrite) (refused string, err error) {
 	words, admits, unjudged := a.judge(w.proc)
 	if !admits {
-		a.sim.audit.refuses(w, a)
+		a.sim.audit.onRefused(w, a)
 		return words, nil
 	}
 	w.server, w.admitted, w.unjudged = a, time.Now(), unjudged
 	passToStore(w.rng)
-	a.sim.audit.executed(w)
+	a.sim.audit.onExecuted(w)
 	return "", nil
 }
 

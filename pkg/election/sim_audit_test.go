@@ -50,49 +50,49 @@ var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, r
 type auditor struct {
 	sim *simulation
 
-	mu         sync.Mutex
-	history    []simNote
-	violations []violation
-	unsure     simTime                  // until then, something happened that no client can tell
-	polled     time.Time                // until then, standbys may read the Lease instead of watching it
-	tampered   time.Time                // when the Lease was last edited or deleted
-	patient    time.Time                // until then, a record that was edited may be waited for
-	longest    time.Duration            // that was edited into the record
-	renewable  bool                     // a renewal ends that: nothing but durations was edited
-	fenceless  time.Time                // until when there is no fence in the API server
-	era        int                      // counts the edits after which terms may repeat
-	terms      map[eraTerm]string       // who led each term
-	released   map[string]bool          // by identity
-	renewed    map[string]ownWrite      // by identity, when the store saw it write the Lease
-	created    map[string]protocol.Term // by identity, the term of the Lease that it created
-	reigns     []*reign                 // in order
-	replaced   map[*simProc]bool        // before its claim ended, so that its client's fence may be open
-	requests   map[string][]simCall     // by identity
-	count      simCount
-	strict     bool // ruleInOrder is judged
+	mu             sync.Mutex
+	history        []historyEntry
+	violations     []violation
+	unsureUntil    simTime                  // until then, something happened that no client can tell
+	pollingUntil   time.Time                // until then, standbys may read the Lease instead of watching it
+	tamperedAt     time.Time                // when the Lease was last edited or deleted
+	editWaitUntil  time.Time                // until then, a record that was edited may be waited for
+	longestEdit    time.Duration            // that was edited into the record
+	renewable      bool                     // a renewal ends editWaitUntil: nothing but durations was edited
+	fencelessUntil time.Time                // until when there is no fence in the API server
+	era            int                      // counts the edits after which terms may repeat
+	terms          map[eraTerm]string       // who led each term
+	released       map[string]bool          // by identity
+	renewed        map[string]ownWrite      // by identity, when the store saw it write the Lease
+	created        map[string]protocol.Term // by identity, the term of the Lease that it created
+	reigns         []*reign                 // in order
+	replaced       map[*simProc]bool        // before its claim ended, so that its client's fence may be open
+	requests       map[string][]simRequest  // by identity
+	count          simCount
+	strict         bool // ruleInOrder is judged
 }
 
 // simCount is what one seed has to show.
 type simCount struct {
 	terms  int
 	writes int // executed
-	// stale writes were executed after the reign of another began, and led ones after a write of it.
-	stale, led     int
-	judged, waited int           // led ones within a limit, see limitOf
-	admitted       int           // stale writes that passed the server's fence
-	latest         time.Duration // the longest time of those after the fence had named another
-	refused        int           // by the server's fence
-	clock          int           // led ones of replicas whose clocks stood still
-	samePod        int           // stale writes of a former process of the Pod that the fence names
-	early          int           // terms that began before the predecessor's claim had ended
-	alive          int           // of these, terms whose predecessor was alive
+	// stale writes were executed after the reign of another began, overtaken ones after that reign's first write.
+	stale, overtaken int
+	judged, waited   int           // overtaken ones within a limit, see limitOf
+	admitted         int           // stale writes that passed the server's fence
+	latest           time.Duration // the longest time of those after the fence had named another
+	refused          int           // by the server's fence
+	clock            int           // overtaken ones of replicas whose clocks stood still
+	samePod          int           // stale writes of a former process of the Pod that the fence names
+	early            int           // terms that began before the predecessor's claim had ended
+	alive            int           // of these, terms whose predecessor was alive
 }
 
 func (c *simCount) add(other simCount) {
 	c.terms += other.terms
 	c.writes += other.writes
 	c.stale += other.stale
-	c.led += other.led
+	c.overtaken += other.overtaken
 	c.judged += other.judged
 	c.waited += other.waited
 	c.admitted += other.admitted
@@ -106,15 +106,15 @@ func (c *simCount) add(other simCount) {
 
 // reign is the time of one replica between its acquisition and the next one's.
 type reign struct {
-	number int
-	proc   *simProc
-	term   eraTerm
-	began  time.Time
-	owed   time.Time // if it began early, when the predecessor's claim ends
-	led    time.Time // when lead started
-	proved bool      // that was early
-	stored time.Time // its first write
-	named  time.Time // when the fence named its Pod
+	number    int
+	proc      *simProc
+	term      eraTerm
+	began     time.Time
+	claimEnds time.Time // when the predecessor's claim ends, if the reign began before that; else zero
+	ledAt     time.Time // when lead started
+	proved    bool      // lead started before claimEnds, so every API server had been asked
+	stored    time.Time // when its first write was stored
+	named     time.Time // when the fence named its Pod
 }
 
 // ownWrite is a replica's own write of the Lease.
@@ -139,12 +139,12 @@ type simWrite struct {
 	unjudged bool      // there was none
 }
 
-type simCall struct {
+type simRequest struct {
 	at   time.Time
 	verb string
 }
 
-type simNote struct {
+type historyEntry struct {
 	at   time.Duration
 	who  string
 	what string
@@ -159,7 +159,7 @@ type violation struct {
 
 func newAuditor(s *simulation) *auditor {
 	return &auditor{sim: s, terms: map[eraTerm]string{}, replaced: map[*simProc]bool{}, renewed: map[string]ownWrite{},
-		released: map[string]bool{}, created: map[string]protocol.Term{}, requests: map[string][]simCall{}}
+		released: map[string]bool{}, created: map[string]protocol.Term{}, requests: map[string][]simRequest{}}
 }
 
 func (a *auditor) log(who, what string, args ...any) {
@@ -169,7 +169,7 @@ func (a *auditor) log(who, what string, args ...any) {
 }
 
 func (a *auditor) logLocked(who, what string, args ...any) {
-	a.history = append(a.history, simNote{at: time.Since(a.sim.start), who: who, what: what, args: args})
+	a.history = append(a.history, historyEntry{at: time.Since(a.sim.start), who: who, what: what, args: args})
 }
 
 func (a *auditor) violate(rule, format string, args ...any) {
@@ -204,29 +204,29 @@ func (a *auditor) suspend() {
 	a.mayPoll()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.unsure.set(time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration))
-	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsure.get().Sub(a.sim.start))
+	a.unsureUntil.set(time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration))
+	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsureUntil.get().Sub(a.sim.start))
 }
 
 // mayPoll says that a standby may be without its watch for a while.
 func (a *auditor) mayPoll() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.polled = time.Now().Add(80 * time.Second)
+	a.pollingUntil = time.Now().Add(80 * time.Second)
 }
 
 // patience returns for how long an edited record may still be waited for.
 func (a *auditor) patience() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return max(0, time.Until(a.patient))
+	return max(0, time.Until(a.editWaitUntil))
 }
 
-// noFence says that there is no fence in the API server until long has passed.
-func (a *auditor) noFence(long time.Duration) {
+// noFence says that there is no fence in the API server until the duration has passed.
+func (a *auditor) noFence(duration time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.fenceless = latest(a.fenceless, time.Now().Add(long))
+	a.fencelessUntil = latest(a.fencelessUntil, time.Now().Add(duration))
 }
 
 // newEra says that terms may repeat from now on.
@@ -244,7 +244,7 @@ func (t *simTime) get() time.Time   { return time.Unix(0, t.nanos.Load()) }
 
 // judges reports whether the client's fences of these processes must hold now.
 func (a *auditor) judges(procs ...*simProc) bool {
-	if !a.sim.fences.client || time.Now().Before(a.unsure.get()) {
+	if !a.sim.fences.client || time.Now().Before(a.unsureUntil.get()) {
 		return false
 	}
 	for _, p := range procs {
@@ -273,9 +273,9 @@ func (a *auditor) successor(p *simProc) *reign {
 	return nil
 }
 
-// passes is called when a write passes the client's fence.
-func (a *auditor) passes(p *simProc) *simWrite {
-	a.alone(p, ruleReplaced)
+// onPassed is called when a write passes the client's fence.
+func (a *auditor) onPassed(p *simProc) *simWrite {
+	a.checkAlone(p, ruleReplaced)
 	p.mu.Lock()
 	lost := p.lost
 	p.mu.Unlock()
@@ -287,14 +287,14 @@ func (a *auditor) passes(p *simProc) *simWrite {
 	return &simWrite{proc: p, rng: p.nextRNG("server"), passed: time.Now()}
 }
 
-// sends is called when the end of the write's body leaves the process.
-func (a *auditor) sends(w *simWrite) {
+// onSent is called when the end of the write's body leaves the process.
+func (a *auditor) onSent(w *simWrite) {
 	w.sent = time.Now()
-	a.alone(w.proc, ruleSent)
+	a.checkAlone(w.proc, ruleSent)
 }
 
-// alone checks that nobody else leads.
-func (a *auditor) alone(p *simProc, rule string) {
+// checkAlone checks that nobody else leads.
+func (a *auditor) checkAlone(p *simProc, rule string) {
 	if !a.sim.fences.client || p.isGone() {
 		return
 	}
@@ -313,17 +313,17 @@ func (a *auditor) alone(p *simProc, rule string) {
 	}
 }
 
-// refuses is called when an API server's fence refuses the write.
-func (a *auditor) refuses(w *simWrite, server *simServer) {
+// onRefused is called when an API server's fence refuses the write.
+func (a *auditor) onRefused(w *simWrite, server *simServer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.count.refused++
 	a.logLocked(w.proc.identity, "the fence of API server %d refuses a write", server.index)
 }
 
-// executed is called when the store executes the write. This is where stale writes are judged: one of a
+// onExecuted is called when the store executes the write. This is where stale writes are judged: one of a
 // former leader that is stored after the first one of a later leader counts, always.
-func (a *auditor) executed(w *simWrite) {
+func (a *auditor) onExecuted(w *simWrite) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
@@ -352,7 +352,7 @@ func (a *auditor) executed(w *simWrite) {
 	}
 	a.logLocked(w.proc.identity, "a write sent %s ago is executed although %s has taken the Lease", now.Sub(w.sent), next.proc.identity)
 	if led {
-		a.count.led++
+		a.count.overtaken++
 		if w.proc.clockStood() {
 			a.count.clock++
 		}
@@ -372,7 +372,7 @@ func (a *auditor) executed(w *simWrite) {
 		return
 	}
 	a.count.admitted++
-	if w.unjudged || named.IsZero() || samePod || now.Before(a.unsure.get()) {
+	if w.unjudged || named.IsZero() || samePod || now.Before(a.unsureUntil.get()) {
 		return // ruleNamedFirst judges whether the other may lead
 	}
 	late, lag := now.Sub(named), w.server.worstLag(named)+now.Sub(w.admitted)
@@ -398,7 +398,7 @@ func (a *auditor) limitOf(w *simWrite, r *reign) simLimit {
 	// take the Lease, on a fast one.
 	least := float64(a.sim.cfg.LeaseDuration.Duration)/1.01 - float64(a.sim.cfg.RenewDeadline.Duration)/0.99
 	switch {
-	case w.admitted.Before(r.led):
+	case w.admitted.Before(r.ledAt):
 		return limitJudged
 	case !r.proved && w.admitted.Sub(w.sent) >= time.Duration(least):
 		return limitWaited
@@ -406,27 +406,27 @@ func (a *auditor) limitOf(w *simWrite, r *reign) simLimit {
 	return limitNone
 }
 
-// leads is called when lead starts.
-func (a *auditor) leads(p *simProc) {
+// onLead is called when lead starts.
+func (a *auditor) onLead(p *simProc) {
 	if p.wouldPass() { // else lead starts late, after a pause, and cannot write
-		a.alone(p, ruleReplaced)
+		a.checkAlone(p, ruleReplaced)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	own := a.reignOf(p)
 	if own == nil {
-		own = a.begin(p, a.created[p.identity]) // client-go's elector leads by creating the Lease
+		own = a.beginReign(p, a.created[p.identity]) // client-go's elector leads by creating the Lease
 	}
-	own.led, own.proved = time.Now(), time.Now().Before(own.owed)
+	own.ledAt, own.proved = time.Now(), time.Now().Before(own.claimEnds)
 	a.count.terms++
 	before, repeated := a.terms[own.term]
 	a.terms[own.term] = p.identity
 	a.logLocked(p.identity, "leads term %s", own.term.term)
-	if repeated && !time.Now().Before(a.unsure.get()) {
+	if repeated && !time.Now().Before(a.unsureUntil.get()) {
 		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term.term, before)
 	}
-	restored := time.Now().Before(a.unsure.get()) // perhaps since it has named itself
-	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) && !restored {
+	restored := time.Now().Before(a.unsureUntil.get()) // perhaps since it has named itself
+	if a.sim.fences.server && own.named.IsZero() && a.fencelessUntil.Before(own.began) && !restored {
 		a.violateLocked(ruleNamedFirst, "%s leads, but the fence has not named %s", p.identity, p.pod)
 	}
 }
@@ -445,20 +445,20 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	if a.sim.store.rv <= a.sim.store.highest+1 || required > 0 && required <= a.sim.store.highest {
 		// A restored store gives out versions a second time, and a write that requires the first may
 		// succeed on the second.
-		a.unsure.set(now.Add(2 * a.sim.cfg.LeaseDuration.Duration))
+		a.unsureUntil.set(now.Add(2 * a.sim.cfg.LeaseDuration.Duration))
 		a.era++
 	}
 	if proc == nil {
-		a.tampered = now
+		a.tamperedAt = now
 		if writer == "backup" && after != nil {
 			if holder := a.sim.find(protocol.HolderOf(after)); holder != nil && a.reignOf(holder) != nil {
-				a.begin(holder, protocol.TermOf(after)) // it leads again
+				a.beginReign(holder, protocol.TermOf(after)) // it leads again
 			}
 		}
 		a.renewable = before != nil && after != nil && protocol.TermOf(before) == protocol.TermOf(after) && protocol.HolderOf(before) == protocol.HolderOf(after) &&
-			(a.renewable || !now.Before(a.patient))
-		a.longest = max(a.longest, protocol.DurationOf(before, 0), protocol.DurationOf(after, 0))
-		a.patient = latest(a.patient, now.Add(2*a.longest))
+			(a.renewable || !now.Before(a.editWaitUntil))
+		a.longestEdit = max(a.longestEdit, protocol.DurationOf(before, 0), protocol.DurationOf(after, 0))
+		a.editWaitUntil = latest(a.editWaitUntil, now.Add(2*a.longestEdit))
 		return
 	}
 	from := ""
@@ -470,9 +470,9 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		return
 	}
 	last := a.renewed[from]
-	tampered := !a.tampered.IsZero() && now.Sub(a.tampered) < a.sim.cfg.LeaseDuration.Duration
+	tampered := !a.tamperedAt.IsZero() && now.Sub(a.tamperedAt) < a.sim.cfg.LeaseDuration.Duration
 	a.renewed[writer] = ownWrite{now, protocol.DurationOf(after, 0)}
-	var owed time.Time
+	var claimEnds time.Time
 	switch {
 	case protocol.HolderOf(after) == "":
 		a.checkRelease(proc, from)
@@ -482,13 +482,13 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		holder := a.sim.find(from)
 		switch early := now.Sub(last.at) < least; {
 		case early && holder != nil && proc.hasEvidence(holder):
-			a.replaced[holder], owed = true, last.at.Add(least)
+			a.replaced[holder], claimEnds = true, last.at.Add(least)
 			a.count.early++
 			if !holder.isGone() {
 				a.count.alive++
 			}
 			a.logLocked(writer, "takes the Lease early")
-		case early && !tampered && !now.Before(a.unsure.get()):
+		case early && !tampered && !now.Before(a.unsureUntil.get()):
 			a.violateLocked(ruleNoEarlySteal, "%s takes the Lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))
 		}
 	}
@@ -497,23 +497,23 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		return
 	}
 	if from == writer && protocol.TermOf(before) == protocol.TermOf(after) {
-		if a.renewable && !now.Before(a.polled) {
-			a.patient = now // the holder has set its own duration again, and a watch shows it
+		if a.renewable && !now.Before(a.pollingUntil) {
+			a.editWaitUntil = now // the holder has set its own duration again, and a watch shows it
 		}
 	} else {
 		// Whoever saw an edited record later than the taker distrusts that for as long again.
 		a.renewable = false
-		if now.Before(a.patient) || protocol.DurationOf(before, 0) > a.sim.cfg.LeaseDuration.Duration {
-			a.patient = now.Add(2 * a.longest)
+		if now.Before(a.editWaitUntil) || protocol.DurationOf(before, 0) > a.sim.cfg.LeaseDuration.Duration {
+			a.editWaitUntil = now.Add(2 * a.longestEdit)
 		}
 	}
 	if from != writer || protocol.TermOf(before) != protocol.TermOf(after) {
-		a.begin(proc, protocol.TermOf(after)).owed = owed
+		a.beginReign(proc, protocol.TermOf(after)).claimEnds = claimEnds
 		a.checkCancelled(proc)
 	}
 }
 
-func (a *auditor) begin(p *simProc, term protocol.Term) *reign {
+func (a *auditor) beginReign(p *simProc, term protocol.Term) *reign {
 	r := &reign{number: len(a.reigns) + 1, proc: p, term: eraTerm{a.era, term}, began: time.Now()}
 	a.reigns = append(a.reigns, r)
 	return r
@@ -567,27 +567,27 @@ func (a *auditor) namingChanged(n *simNaming) {
 		own.named = n.written
 	}
 	for _, r := range a.reigns[own.number:] {
-		if !r.named.IsZero() && !n.written.Before(a.unsure.get()) { // whatever the clients' fences are worth
+		if !r.named.IsZero() && !n.written.Before(a.unsureUntil.get()) { // whatever the clients' fences are worth
 			a.violateLocked(ruleNamesInOrder, "%s names itself after %s, which took the Lease later", n.writer, r.proc.identity)
 		}
 	}
 }
 
-// returned is called when Run has returned.
-func (a *auditor) returned(p *simProc, err error, refused int) {
+// onReturned is called when Run has returned.
+func (a *auditor) onReturned(p *simProc, err error, refused int) {
 	if err == nil && refused > 0 {
 		a.violate(ruleDrainWrites, "%s left in good order but %d of its writes were refused", p.identity, refused)
 	}
 }
 
-// requested is called before a request leaves the process.
-func (a *auditor) requested(p *simProc, verb string) {
+// onRequest is called before a request leaves the process.
+func (a *auditor) onRequest(p *simProc, verb string) {
 	if verb == "write" {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.requests[p.identity] = append(a.requests[p.identity], simCall{at: time.Now(), verb: verb})
+	a.requests[p.identity] = append(a.requests[p.identity], simRequest{at: time.Now(), verb: verb})
 }
 
 // checkRequests checks that no replica has flooded the API servers, whatever happened. A leader renews

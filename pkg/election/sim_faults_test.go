@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// simFault is one kind of fault. It is injected on the process p, for about the time long, and
+// simFault is one kind of fault. It is injected on the process p, for about the duration, and
 // inject returns when it is over.
 type simFault struct {
 	what   string
@@ -24,38 +24,40 @@ type simFault struct {
 	// lawless says that the fences cannot hold after this, see the limits in
 	// docs/adr/0003-leader-election.md.
 	lawless bool
-	inject  func(s *simulation, rng *rand.Rand, p *simProc, long time.Duration)
+	inject  func(s *simulation, rng *rand.Rand, p *simProc, duration time.Duration)
 }
 
 // simFaults are the faults of a simulation. Their effect depends only on the seed.
 var simFaults = []simFault{
-	{"a partition", 4, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) { s.lossy(p, loseAll, long) }},
-	{"responses are lost", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) { s.lossy(p, loseResponses, long) }},
-	{"a slow network", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+	{"a partition", 4, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { s.lossy(p, loseAll, duration) }},
+	{"responses are lost", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
+		s.lossy(p, loseResponses, duration)
+	}},
+	{"a slow network", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
 		p.link.set(func(l *simLink) { l.slow = s.cfg.RenewDeadline.Duration / 2 })
-		pass(long)
+		pass(duration)
 		p.link.set(func(l *simLink) { l.slow = 0 })
 	}},
-	{"slow responses, then none", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+	{"slow responses, then none", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
 		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.RenewDeadline.Duration / 2 })
-		pass(long / 2)
-		s.lossy(p, loseAll, long)
+		pass(duration / 2)
+		s.lossy(p, loseAll, duration)
 		p.link.set(func(l *simLink) { l.slowAnswers = 0 })
 	}},
-	{"a pause", 6, false, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.pause(long) }},
-	{"a freeze, in which the clock stands still", 1, true, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.freeze(long) }},
-	{"a kill", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+	{"a pause", 6, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { p.pause(duration) }},
+	{"a freeze, in which the clock stands still", 1, true, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { p.freeze(duration) }},
+	{"a kill", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
 		p.kill()
-		pass(long)
+		pass(duration)
 	}},
-	{"a power failure", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+	{"a power failure", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
 		p.losePower()
-		pass(long)
+		pass(duration)
 	}},
-	{"replicas do not reach each other", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.separate(long) }},
-	{"a Pod without a network", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+	{"replicas do not reach each other", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { p.separate(duration) }},
+	{"a Pod without a network", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
 		p.lose(loseAll)
-		p.separate(long)
+		p.separate(duration)
 		p.lose(loseNothing)
 	}},
 	{"a stop in good order", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
@@ -72,56 +74,56 @@ var simFaults = []simFault{
 	{"watches end or show nothing more", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
 		s.store.stallWatches(func() bool { return rng.IntN(2) == 0 })
 	}},
-	{"the API servers fail", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(internal, long/2) }},
-	{"the API servers are overloaded", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(overload, long) }},
-	{"writing the Lease is forbidden", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(forbidden, long) }},
-	{"the namespace of the Lease is gone", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+	{"the API servers fail", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) { s.suffer(internal, duration/2) }},
+	{"the API servers are overloaded", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) { s.suffer(overload, duration) }},
+	{"writing the Lease is forbidden", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) { s.suffer(forbidden, duration) }},
+	{"the namespace of the Lease is gone", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
 		s.store.delete("admin")
-		s.suffer(noNamespace, long)
+		s.suffer(noNamespace, duration)
 	}},
-	{"the watches of an API server lag", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, long time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].stall(long / 4)
-		pass(long / 4)
+	{"the watches of an API server lag", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].stall(duration / 4)
+		pass(duration / 4)
 	}},
-	{"requests queue in an API server", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, long time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].clog(long)
-		pass(long)
+	{"requests queue in an API server", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].clog(duration)
+		pass(duration)
 	}},
-	{"an API server stands still and keeps the requests", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, long time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].standStill(long/2, time.Duration(rng.Int64N(int64(time.Second))))
-		pass(long)
+	{"an API server stands still and keeps the requests", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].standStill(duration/2, time.Duration(rng.Int64N(int64(time.Second))))
+		pass(duration)
 	}},
-	{"an API server's connections for Leases and Namespaces stand still", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, long time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].lagBehind(long/2, time.Duration(rng.Int64N(int64(time.Second))))
-		pass(long)
+	{"an API server's connections for Leases and Namespaces stand still", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].lagBehind(duration/2, time.Duration(rng.Int64N(int64(time.Second))))
+		pass(duration)
 	}},
-	{"a leader and its API server are cut off from the others", 3, false, func(s *simulation, rng *rand.Rand, p *simProc, long time.Duration) {
+	{"a leader and its API server are cut off from the others", 3, false, func(s *simulation, rng *rand.Rand, p *simProc, duration time.Duration) {
 		s.audit.mayPoll()
-		s.isolate(p, long, time.Duration(rng.Int64N(int64(time.Second))))
-		pass(long)
-		s.audit.mayPoll()
-	}},
-	{"a replica does not reach one of the API servers", 2, false, func(s *simulation, rng *rand.Rand, p *simProc, long time.Duration) {
-		s.audit.mayPoll()
-		p.separateFrom(s.servers[rng.IntN(len(s.servers))], long)
-		pass(long)
+		s.isolate(p, duration, time.Duration(rng.Int64N(int64(time.Second))))
+		pass(duration)
 		s.audit.mayPoll()
 	}},
-	{"a webhook on Namespaces is away", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+	{"a replica does not reach one of the API servers", 2, false, func(s *simulation, rng *rand.Rand, p *simProc, duration time.Duration) {
+		s.audit.mayPoll()
+		p.separateFrom(s.servers[rng.IntN(len(s.servers))], duration)
+		pass(duration)
+		s.audit.mayPoll()
+	}},
+	{"a webhook on Namespaces is away", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
 		s.store.setWebhook(true)
-		pass(long)
+		pass(duration)
 		s.store.setWebhook(false)
 	}},
-	{"the fence's policy is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
-		s.audit.noFence(long)
+	{"the fence's policy is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
+		s.audit.noFence(duration)
 		s.store.setPolicyGone(true)
-		pass(long)
+		pass(duration)
 		s.store.setPolicyGone(false)
 	}},
-	{"the fence's Namespace is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
-		s.audit.noFence(long)
+	{"the fence's Namespace is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
+		s.audit.noFence(duration)
 		s.store.deleteNamespace("admin")
-		pass(long)
+		pass(duration)
 		s.store.createNamespace("admin")
 	}},
 	{"the name of the leader is wiped", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, _ time.Duration) { s.store.wipeName("admin") }},
@@ -137,13 +139,13 @@ func (s *simulation) fault(rng *rand.Rand) {
 	if holder := s.find(s.store.holder()); holder != nil && s.current(holder.replica) == holder && rng.IntN(2) == 0 {
 		p = holder // faults matter most on the leader
 	}
-	long := time.Duration(rng.Int64N(int64(2 * lease)))
+	duration := time.Duration(rng.Int64N(int64(2 * lease)))
 	f := drawFault(rng)
 	for s.audit.strict && f.lawless {
 		f = drawFault(rng)
 	}
-	s.log("fault", "%s; on %s for %s", f.what, p.identity, long)
-	f.inject(s, rng, p, long)
+	s.log("fault", "%s; on %s for %s", f.what, p.identity, duration)
+	f.inject(s, rng, p, duration)
 	s.revive(p.replica)
 }
 
@@ -177,9 +179,9 @@ func (s *simulation) isolate(p *simProc, d, catchUp time.Duration) {
 	s.store.background.Go(func() { p.separate(d) })
 }
 
-func (s *simulation) lossy(p *simProc, loss linkLoss, long time.Duration) {
+func (s *simulation) lossy(p *simProc, loss linkLoss, duration time.Duration) {
 	p.lose(loss)
-	pass(long)
+	pass(duration)
 	p.lose(loseNothing)
 }
 
@@ -189,13 +191,13 @@ func (p *simProc) lose(loss linkLoss) {
 	p.link.set(func(l *simLink) { l.lost = loss })
 }
 
-func (s *simulation) suffer(trouble simTrouble, long time.Duration) {
+func (s *simulation) suffer(trouble simTrouble, duration time.Duration) {
 	s.store.suffer(trouble)
-	pass(long)
+	pass(duration)
 	s.store.suffer(noTrouble)
 }
 
-func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Duration) {
+func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, duration time.Duration) {
 	p.lose(loseAll)
 	s.tamper(rng)
 	if other := s.replicas[rng.IntN(len(s.replicas))]; other != p.replica {
@@ -204,15 +206,15 @@ func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Durat
 		s.mustEnd(old.done, old.identity)
 		s.revive(other)
 	}
-	pass(long)
+	pass(duration)
 	p.lose(loseNothing)
 }
 
 // restore takes a snapshot of etcd and restores it after a while. What has been acknowledged in
 // between is gone, and no client can tell: a Lease that was free in the snapshot is taken at once.
-func (s *simulation) restore(_ *rand.Rand, _ *simProc, long time.Duration) {
+func (s *simulation) restore(_ *rand.Rand, _ *simProc, duration time.Duration) {
 	snapshot := s.store.snapshot()
-	pass(long)
+	pass(duration)
 	s.audit.suspend()
 	s.audit.newEra()
 	s.log("fault", "etcd is restored to version %d", snapshot.rv)

@@ -32,10 +32,10 @@ type simulation struct {
 	calm    atomic.Bool // the faults are over
 	sparse  atomic.Bool // leaders write seldom
 
-	twoSeconds bool // instead of the proof, a wait as long
-	hidden     int  // addresses of API servers that nobody can find out
-	wrongHints bool // standbys may take a process that answers for one that has ended
-	drawn      int  // by around
+	waitInsteadOfProof bool // a new leader waits two seconds and asks no API server
+	hiddenServers      int  // how many addresses of API servers nobody can find out
+	wrongHints         bool // standbys may take a process that answers for one that has ended
+	delays             int  // how many random delays the plan has drawn
 
 	launching     sync.Mutex
 	noLaunchUntil time.Time

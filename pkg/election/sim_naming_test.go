@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// TestSimulatedLateName lets a leader name itself again by patches that wait in an API server, between
+// TestSimulatedLateNameIsNotStored lets a leader name itself again by patches that wait in an API server, between
 // admission and store, until its successor has named itself and writes. The leader is cut off
 // meanwhile. When it comes back, it still believes in its term, so nothing but the condition on the
 // version keeps its name from being written, and then its writes from being admitted.
-func TestSimulatedLateName(t *testing.T) {
+func TestSimulatedLateNameIsNotStored(t *testing.T) {
 	for seed := range uint64(20) {
 		runPlan(t, ours, simFences{client: true, server: true}, 1, seed, func(s *simulation) {
 			s.install()
@@ -51,9 +51,9 @@ func TestSimulatedLateName(t *testing.T) {
 	}
 }
 
-// TestSimulatedBarredHolders keeps every holder from naming itself. Each gives the Lease up after a lease
+// TestSimulatedBarredHoldersGiveUp keeps every holder from naming itself. Each gives the Lease up after a lease
 // duration, by rule 12, and somebody leads soon after the webhook is back.
-func TestSimulatedBarredHolders(t *testing.T) {
+func TestSimulatedBarredHoldersGiveUp(t *testing.T) {
 	for seed := range uint64(5) {
 		runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
 			s.install()
@@ -65,9 +65,9 @@ func TestSimulatedBarredHolders(t *testing.T) {
 					return
 				}
 				holder := s.store.holder()
-				pass(s.claim(1))
+				pass(s.claimTime(1))
 				if s.store.holder() == holder {
-					s.audit.violate(ruleGivesUp, "%s has held the Lease for %s", holder, s.claim(1))
+					s.audit.violate(ruleGivesUp, "%s has held the Lease for %s", holder, s.claimTime(1))
 					return
 				}
 				for _, r := range s.replicas {
@@ -75,7 +75,7 @@ func TestSimulatedBarredHolders(t *testing.T) {
 				}
 			}
 			s.store.setWebhook(false)
-			s.awaitLeader("when the webhook is back", s.few(), false)
+			s.awaitLeader("when the webhook is back", s.requestTime(), false)
 		})
 	}
 }

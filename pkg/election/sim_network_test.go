@@ -130,9 +130,9 @@ func exchangeWith[T any](ctx context.Context, p *simProc, server *simServer, ver
 		err   error
 	}
 	p.gate()
-	p.sim.audit.requested(p, verb)
+	p.sim.audit.onRequest(p, verb)
 	rng := p.nextRNG(verb)
-	out, queued, back := p.link.latency(rng), server.queued(verb, rng), p.link.answerLatency(rng)
+	out, queued, back := p.link.latency(rng), server.queueTime(verb, rng), p.link.answerLatency(rng)
 	late, failFirst, hangsUp := rng.IntN(3) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
 	answered := make(chan answer, 1)
 	p.sim.store.background.Go(func() {
@@ -148,7 +148,7 @@ func exchangeWith[T any](ctx context.Context, p *simProc, server *simServer, ver
 			return
 		}
 		pass(queued)
-		for left := server.kept(verb); left > 0; left = server.kept(verb) {
+		for left := server.keepTime(verb); left > 0; left = server.keepTime(verb) {
 			pass(left)
 		}
 		if hangsUp && ctx.Err() != nil {
@@ -288,32 +288,32 @@ type simDirectory struct {
 // List implements apifence.Servers.
 func (d *simDirectory) List(ctx context.Context) ([]apifence.Server, int, error) {
 	s := d.proc.sim
-	if s.twoSeconds {
+	if s.waitInsteadOfProof {
 		pauseFor(ctx, time.Second) // that is all the time that a round has
 		if d.rounds++; d.rounds < 2 {
 			return nil, 0, nil
 		}
-		return []apifence.Server{{Namespaces: simYes{d.proc}}}, 1, nil
+		return []apifence.Server{{Namespaces: admittingServer{d.proc}}}, 1, nil
 	}
 	n, err := exchange(ctx, d.proc, "list servers", func(*simServer) (int, error) { return len(s.servers), nil })
 	if err != nil {
 		return nil, 0, err
 	}
 	var known []apifence.Server
-	for _, server := range s.servers[:n-s.hidden] {
+	for _, server := range s.servers[:n-s.hiddenServers] {
 		known = append(known, apifence.Server{Address: strconv.Itoa(server.index), Namespaces: &simNamespaces{proc: d.proc, server: server}})
 	}
 	return known, n, nil
 }
 
-// simYes is an API server that admits whoever asks.
-type simYes struct{ proc *simProc }
+// admittingServer is an API server that admits whoever asks.
+type admittingServer struct{ proc *simProc }
 
-func (y simYes) Get(context.Context, string, metav1.GetOptions) (*corev1.Namespace, error) {
+func (y admittingServer) Get(context.Context, string, metav1.GetOptions) (*corev1.Namespace, error) {
 	return nil, errors.New("not asked")
 }
 
-func (y simYes) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Namespace, error) {
+func (y admittingServer) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Namespace, error) {
 	words := fmt.Sprintf("quartermaster-fence: written by Pod %s, the leader is '%s'", y.proc.pod, y.proc.identity)
 	return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(), words, nil)
 }

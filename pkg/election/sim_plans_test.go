@@ -27,29 +27,29 @@ func TestSimulatedStaleWrites(t *testing.T) {
 		want   func(*simCount) bool
 	}{
 		"without a fence, a replaced leader goes on writing": {
-			simFences{}, func(c *simCount) bool { return c.led > 20 && c.refused == 0 }},
+			simFences{}, func(c *simCount) bool { return c.overtaken > 20 && c.refused == 0 }},
 		"with the client's fence alone, writes under way are late": {
-			simFences{client: true}, func(c *simCount) bool { return c.led > 0 && c.led < 20 && c.refused == 0 }},
+			simFences{client: true}, func(c *simCount) bool { return c.overtaken > 0 && c.overtaken < 20 && c.refused == 0 }},
 		"with the API server's fence alone, only writes that were admitted before the name was seen are late": {
-			simFences{server: true}, func(c *simCount) bool { return c.refused > 20 && c.led < 40 }},
+			simFences{server: true}, func(c *simCount) bool { return c.refused > 20 && c.overtaken < 40 }},
 		"with both fences, few writes are late": {
-			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.led < 8 }},
+			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.overtaken < 8 }},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			const enough = 100
-			count := runSeeds(t, 1, enough, ours, testMetrics(), func(*rand.Rand) simFences { return test.fences }).count[test.fences]
+			count := runSeeds(t, 1, enough, ours, testMetrics(), func(*rand.Rand) simFences { return tc.fences }).count[tc.fences]
 			t.Logf("%s", count)
-			if !test.want(count) {
+			if !tc.want(count) {
 				t.Errorf("in %d seeds: %s", enough, count)
 			}
 		})
 	}
 }
 
-// TestSimulatedFreeze freezes the leader as a hypervisor does, so that its clock does not move, until
+// TestSimulatedFreezeNeedsTheServersFence freezes the leader as a hypervisor does, so that its clock does not move, until
 // another leads. Its own fence then believes in its term; only the API server's refuses its writes.
-func TestSimulatedFreeze(t *testing.T) {
+func TestSimulatedFreezeNeedsTheServersFence(t *testing.T) {
 	for name, fences := range map[string]simFences{
 		"the frozen leader writes where the API server has no fence": {client: true},
 		"the fence in the API server refuses the frozen leader":      {client: true, server: true},
@@ -66,16 +66,16 @@ func TestSimulatedFreeze(t *testing.T) {
 				}
 			})
 			count := &s.audit.count
-			if (count.clock > 0) == fences.server || (count.refused > 0) != fences.server || count.led != count.clock {
+			if (count.clock > 0) == fences.server || (count.refused > 0) != fences.server || count.overtaken != count.clock {
 				t.Errorf("%s\n%s", count, s.audit.report())
 			}
 		})
 	}
 }
 
-// TestSimulatedLateNaming freezes a replica which has taken the Lease and has not named itself yet, until
+// TestSimulatedLateNamingIsRefused freezes a replica which has taken the Lease and has not named itself yet, until
 // another leads. When it goes on, its own fence believes in its term, and it tries to name itself.
-func TestSimulatedLateNaming(t *testing.T) {
+func TestSimulatedLateNamingIsRefused(t *testing.T) {
 	late := 0
 	for seed := range uint64(20) {
 		runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
@@ -108,8 +108,8 @@ func TestSimulatedLateNaming(t *testing.T) {
 	}
 }
 
-// TestSimulatedIdleness checks how many requests a standby makes in an hour in which nothing happens.
-func TestSimulatedIdleness(t *testing.T) {
+// TestSimulatedIdleStandbySendsFewRequests checks how many requests a standby makes in an hour in which nothing happens.
+func TestSimulatedIdleStandbySendsFewRequests(t *testing.T) {
 	for name, fences := range map[string]simFences{
 		"it reads the Lease": {client: true}, "it asks for the fence in the API server": {client: true, server: true},
 	} {
@@ -130,9 +130,9 @@ func TestSimulatedIdleness(t *testing.T) {
 	}
 }
 
-// TestSimulatedRefusals checks how many requests a standby makes while the API servers refuse it for
+// TestSimulatedRefusedStandbySendsFewRequests checks how many requests a standby makes while the API servers refuse it for
 // long, and that somebody leads soon after.
-func TestSimulatedRefusals(t *testing.T) {
+func TestSimulatedRefusedStandbySendsFewRequests(t *testing.T) {
 	tests := map[string]struct {
 		trouble          simTrouble
 		writes, requests int // a minute
@@ -142,11 +142,11 @@ func TestSimulatedRefusals(t *testing.T) {
 		"404: the namespace does not exist": {noNamespace, 6, 6},
 		"500 to everything":                 {internal, 0, 40}, // which need not last
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			runPlan(t, ours, simFences{client: true}, 3, 1, func(s *simulation) {
-				s.store.suffer(test.trouble)
-				if test.trouble != noNamespace {
+				s.store.suffer(tc.trouble)
+				if tc.trouble != noNamespace {
 					s.install()
 				}
 				s.launchReplicas(3)
@@ -154,22 +154,22 @@ func TestSimulatedRefusals(t *testing.T) {
 				for minute := 2; minute < 10; minute++ {
 					for _, p := range s.procs {
 						all, written := s.audit.requestsBetween(p, time.Duration(minute)*time.Minute, time.Duration(minute+1)*time.Minute)
-						if written > test.writes || all > test.requests {
+						if written > tc.writes || all > tc.requests {
 							s.audit.violate(ruleFewRequests, "%s makes %d writes and %d requests in minute %d", p.identity, written, all, minute)
 						}
 					}
 				}
 				s.store.suffer(noTrouble)
-				s.awaitLeader("after the refusals", time.Minute+s.claim(1), false)
+				s.awaitLeader("after the refusals", time.Minute+s.claimTime(1), false)
 			})
 		})
 	}
 }
 
-// TestSimulatedRestore restores etcd from a snapshot under running replicas, so that versions go back.
+// TestSimulatedRestoreEndsTheProcesses restores etcd from a snapshot under running replicas, so that versions go back.
 // All of them know a later version than the snapshot's, so the clients' fences must hold. They end, and
 // their next lives lead.
-func TestSimulatedRestore(t *testing.T) {
+func TestSimulatedRestoreEndsTheProcesses(t *testing.T) {
 	const requests = 100 // of a replica in the minute after
 	tests := map[string]struct {
 		first bool // the snapshot is of the time before the first leader
@@ -182,7 +182,7 @@ func TestSimulatedRestore(t *testing.T) {
 		"with a Lease that was free":                   {first: true, since: func(*simulation) {}},
 		"with a Lease that was free and deleted since": {first: true, since: func(s *simulation) { s.store.delete("admin") }},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(5) {
@@ -191,16 +191,16 @@ func TestSimulatedRestore(t *testing.T) {
 					snapshot := s.store.snapshot()
 					s.launchReplicas(3)
 					pass(time.Minute)
-					if !test.first {
+					if !tc.first {
 						snapshot = s.store.snapshot()
 					}
-					test.since(s)
-					s.quiet() // those that have lost start again
+					tc.since(s)
+					s.restartLost() // those that have lost start again
 					pass(30*time.Second + 700*time.Millisecond)
 					s.audit.newEra()
 					restored := time.Since(s.start)
 					s.store.restore(snapshot)
-					s.awaitRule(time.Minute, 3*s.soon())
+					s.awaitRule(time.Minute, 3*s.takeoverTime())
 					for _, p := range s.procs {
 						if all, _ := s.audit.requestsBetween(p, restored, restored+time.Minute); all > requests {
 							s.audit.violate(ruleFewRequests, "%s makes %d requests in a minute", p.identity, all)
@@ -212,9 +212,9 @@ func TestSimulatedRestore(t *testing.T) {
 	}
 }
 
-// TestSimulatedLoss takes the Lease from the leader and checks that its fence closes at once, or with
+// TestSimulatedLossClosesTheFence takes the Lease from the leader and checks that its fence closes at once, or with
 // the next renewal if its watch is dead.
-func TestSimulatedLoss(t *testing.T) {
+func TestSimulatedLossClosesTheFence(t *testing.T) {
 	for name, lose := range map[string]func(*simulation){
 		"the Lease is deleted": func(s *simulation) { s.store.delete("admin") },
 		"the Lease is deleted and installed anew": func(s *simulation) {
@@ -259,9 +259,9 @@ func TestSimulatedLoss(t *testing.T) {
 	}
 }
 
-// TestSimulatedBlindness cuts a standby off until the claim that it knows has run out. When the standby sees
+// TestSimulatedBlindStandbyWaits cuts a standby off until the claim that it knows has run out. When the standby sees
 // the Lease again, the Lease has been deleted and installed anew, free, and now the leader is cut off.
-func TestSimulatedBlindness(t *testing.T) {
+func TestSimulatedBlindStandbyWaits(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()
 		s.launchReplicas(2)
@@ -275,13 +275,13 @@ func TestSimulatedBlindness(t *testing.T) {
 		s.install()
 		standby.link.set(func(l *simLink) { l.lost = loseNothing })
 		pass(s.cfg.LeaseDuration.Duration) // the leader believes in its term for most of it
-		s.awaitLeader("after the deletion", s.claim(1), true)
+		s.awaitLeader("after the deletion", s.claimTime(1), true)
 	})
 }
 
-// TestSimulatedRelease stops a leader in good order. The next one does not wait, not even for the second
+// TestSimulatedReleaseIsTakenAtOnce stops a leader in good order. The next one does not wait, not even for the second
 // that a released Lease has as its duration.
-func TestSimulatedRelease(t *testing.T) {
+func TestSimulatedReleaseIsTakenAtOnce(t *testing.T) {
 	released := 0
 	for seed := range uint64(10) {
 		runPlan(t, ours, simFences{client: true}, 1, seed, func(s *simulation) {
@@ -303,9 +303,9 @@ func TestSimulatedRelease(t *testing.T) {
 	}
 }
 
-// TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it waits no
+// TestSimulatedPartitionCancelsWrites cuts off a leader that waits for the answer to a write, and checks that it waits no
 // longer than its term and the time to cancel the write.
-func TestSimulatedPartition(t *testing.T) {
+func TestSimulatedPartitionCancelsWrites(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()
 		s.launchReplicas(2)
@@ -326,8 +326,8 @@ func TestSimulatedPartition(t *testing.T) {
 	})
 }
 
-// TestSimulatedUnansweredAcquisitions lets a replica take the Lease by requests that get no answer.
-func TestSimulatedUnansweredAcquisitions(t *testing.T) {
+// TestSimulatedUnansweredAcquisitionsExpire lets a replica take the Lease by requests that get no answer.
+func TestSimulatedUnansweredAcquisitionsExpire(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()
 		s.launchReplicas(1)
@@ -339,19 +339,19 @@ func TestSimulatedUnansweredAcquisitions(t *testing.T) {
 		p.link.set(func(l *simLink) { l.lost = loseResponses })
 		pass(10 * time.Second) // two requests of 4 s, and a retry period
 		p.link.set(func(l *simLink) { l.lost = loseNothing })
-		s.awaitLeader("after two acquisitions without an answer", 4*time.Second+s.claim(1), false)
+		s.awaitLeader("after two acquisitions without an answer", 4*time.Second+s.claimTime(1), false)
 	})
 }
 
-// soon returns the time after which a standby leads at the latest: the Lease and two seconds.
-func (s *simulation) soon() time.Duration {
+// takeoverTime returns the time after which a standby leads at the latest: the Lease and two seconds.
+func (s *simulation) takeoverTime() time.Duration {
 	return time.Duration(float64(s.cfg.LeaseDuration.Duration)/0.99) + 2*time.Second
 }
 
 // awaitRule checks for a while that nobody leads for no longer than gap. Whoever has lost starts
 // again.
-func (s *simulation) awaitRule(long, gap time.Duration) {
-	for end := time.Now().Add(long); time.Now().Before(end); pass(20 * time.Millisecond) {
+func (s *simulation) awaitRule(duration, gap time.Duration) {
+	for end := time.Now().Add(duration); time.Now().Before(end); pass(20 * time.Millisecond) {
 		if !s.isRuled() {
 			s.awaitLeader("", gap, true)
 		}

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// TestSimulatedLateAnswer pauses a leader between two steps of processing the answer to a renewal, at
+// TestSimulatedLateAnswerDoesNotOpenTheFence pauses a leader between two steps of processing the answer to a renewal, at
 // one of the next readings of its clock. It goes on after the term that it had without this answer,
 // but within the term that it would have by it. Once its fence has refused a write, it must not open
 // again: rule 2.
-func TestSimulatedLateAnswer(t *testing.T) {
+func TestSimulatedLateAnswerDoesNotOpenTheFence(t *testing.T) {
 	const steps = 4 // of these, all but the last precede the extension of the term
 	late := 0
 	for seed := range uint64(10 * steps) {
@@ -55,10 +55,10 @@ func TestSimulatedLateAnswer(t *testing.T) {
 	}
 }
 
-// TestSimulatedLateBody pauses a leader while a write that its fence has admitted waits for a
+// TestSimulatedLateBodyIsNotSent pauses a leader while a write that its fence has admitted waits for a
 // connection, until another has taken the Lease. When it goes on, the fence must look again before
 // the end of the body: rule 7.
-func TestSimulatedLateBody(t *testing.T) {
+func TestSimulatedLateBodyIsNotSent(t *testing.T) {
 	for seed := range uint64(10) {
 		runPlan(t, ours, simFences{client: true}, 1, seed, func(s *simulation) {
 			s.install()

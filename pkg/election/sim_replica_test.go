@@ -68,12 +68,12 @@ type simProc struct {
 var ours = simElector{run: runOurs}
 
 func runOurs(ctx context.Context, p *simProc) error {
-	who := Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics,
+	candidate := Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics,
 		Address: p.identity, Witness: &simWitness{p}}
 	if p.sim.fences.server {
-		who.Namespaces, who.Servers = &simNamespaces{proc: p}, &simDirectory{proc: p}
+		candidate.Namespaces, candidate.Servers = &simNamespaces{proc: p}, &simDirectory{proc: p}
 	}
-	lock, err := NewLock(p.sim.cfg, who)
+	lock, err := NewLock(p.sim.cfg, candidate)
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func (p *simProc) returned(err error) {
 	p.restored = errors.Is(err, ErrRestored)
 	refused := p.refused
 	p.mu.Unlock()
-	p.sim.audit.returned(p, err, refused)
+	p.sim.audit.onReturned(p, err, refused)
 }
 
 func (p *simProc) isGone() bool {
@@ -262,7 +262,7 @@ func (p *simProc) call(interfere *func()) {
 func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 	p.sim.store.background.Add(1)
 	defer p.sim.store.background.Done()
-	p.sim.audit.leads(p)
+	p.sim.audit.onLead(p)
 	p.setLeading(true)
 	defer p.setLeading(false)
 	pace := p.sim.cfg.RetryPeriod.Duration / 2
@@ -334,7 +334,7 @@ func (p *simProc) write(client *http.Client) {
 
 // RoundTrip implements http.RoundTripper. It is the network behind the fence.
 func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
-	w := p.sim.audit.passes(p)
+	w := p.sim.audit.onPassed(p)
 	p.addInFlight(1)
 	defer p.addInFlight(-1)
 	// Dialing takes a while now and then, and a pause may fall into this.
@@ -350,7 +350,7 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 	if _, err := io.Copy(io.Discard, req.Body); err != nil {
 		return nil, err
 	}
-	p.sim.audit.sends(w)
+	p.sim.audit.onSent(w)
 	if rng.IntN(10) == 0 { // the fence has let it go, but a pause may still hold it up in the process
 		pass(time.Duration(rng.Int64N(int64(5 * time.Millisecond))))
 	}

@@ -106,7 +106,7 @@ func (s *simStore) refusal(verb string) (err error, final bool) {
 	s.mu.Lock()
 	trouble := s.trouble
 	s.mu.Unlock()
-	ofLease := verb == "get" || verb == "create" || verb == "update" || verb == "watch"
+	isLeaseRequest := verb == "get" || verb == "create" || verb == "update" || verb == "watch"
 	switch {
 	case trouble == internal:
 		return apierrors.NewInternalError(errors.New("etcd is having a bad day")), false
@@ -116,7 +116,7 @@ func (s *simStore) refusal(verb string) (err error, final bool) {
 		return apierrors.NewForbidden(leaseResource, "lease", errors.New("a role binding is missing")), true
 	case trouble == noNamespace && verb == "create":
 		return apierrors.NewNotFound(corev1.Resource("namespaces"), "ns"), true
-	case trouble == noNamespace && ofLease && verb != "watch":
+	case trouble == noNamespace && isLeaseRequest && verb != "watch":
 		return apierrors.NewNotFound(leaseResource, "lease"), true
 	}
 	return nil, false

@@ -33,9 +33,9 @@ var strictPlans = map[string]strictPlan{
 		if second == nil {
 			return
 		}
-		pass(s.around(3500 * time.Millisecond))
+		pass(s.randomDelay(3500 * time.Millisecond))
 		second.stop()
-		pass(200*time.Millisecond + s.around(time.Second)) // the third leads and writes if the Lease is released
+		pass(200*time.Millisecond + s.randomDelay(time.Second)) // the third leads and writes if the Lease is released
 		leader.resume()
 	}},
 	"a replica starts after a takeover, and the new leader is killed before it may write": {3, func(s *simulation, leader *simProc) {
@@ -51,17 +51,17 @@ var strictPlans = map[string]strictPlan{
 				other.kill()
 			}
 		}
-		pass(100*time.Millisecond + s.around(time.Second))
+		pass(100*time.Millisecond + s.randomDelay(time.Second))
 		second.kill()
 		pass(time.Second)
 		leader.resume()
 	}},
 	"the leader and its API server are cut off, which catches up at once": {3, func(s *simulation, leader *simProc) {
-		s.isolate(leader, 7*time.Second+s.around(time.Second), 20*time.Millisecond)
+		s.isolate(leader, 7*time.Second+s.randomDelay(time.Second), 20*time.Millisecond)
 		leader.malign()
 	}},
 	"the leader and its API server are cut off, which needs a second to catch up": {3, func(s *simulation, leader *simProc) {
-		s.isolate(leader, 7*time.Second+s.around(time.Second), time.Second)
+		s.isolate(leader, 7*time.Second+s.randomDelay(time.Second), time.Second)
 		leader.malign()
 	}},
 	"the leader is stopped while its API server lags": {2, func(s *simulation, leader *simProc) {
@@ -70,22 +70,22 @@ var strictPlans = map[string]strictPlan{
 		if s.replace(leader, time.Minute) == nil {
 			return
 		}
-		pass(2*time.Second + s.around(time.Second))
+		pass(2*time.Second + s.randomDelay(time.Second))
 		leader.resume()
 	}},
 	"the address of the leader's API server, which lags, is not known": {3, func(s *simulation, leader *simProc) {
-		s.hidden = 1
+		s.hiddenServers = 1
 		leader.pin(s.servers[2])
 		s.servers[2].lagBehind(9*time.Second, 30*time.Second)
 		if s.replace(leader, time.Minute) == nil {
 			return
 		}
-		pass(2*time.Second + s.around(time.Second))
+		pass(2*time.Second + s.randomDelay(time.Second))
 		leader.resume()
 	}},
 	"the leader's API server stands still and keeps its requests": {3, func(s *simulation, leader *simProc) {
 		leader.pin(s.servers[0])
-		s.servers[0].standStill(6*time.Second+s.around(2*time.Second), 500*time.Millisecond)
+		s.servers[0].standStill(6*time.Second+s.randomDelay(2*time.Second), 500*time.Millisecond)
 		leader.malign()
 	}},
 	"the policy disappears on the leader's API server first": {2, func(s *simulation, leader *simProc) {
@@ -94,13 +94,13 @@ var strictPlans = map[string]strictPlan{
 		if s.replace(leader, time.Minute) == nil {
 			return
 		}
-		pass(2*time.Second + s.around(time.Second))
+		pass(2*time.Second + s.randomDelay(time.Second))
 		leader.resume()
 	}},
 }
 
-// TestSimulatedFormerLeaders plays the plans.
-func TestSimulatedFormerLeaders(t *testing.T) {
+// TestSimulatedFormerLeadersWriteNothing plays the plans.
+func TestSimulatedFormerLeadersWriteNothing(t *testing.T) {
 	for name, plan := range strictPlans {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,7 +108,7 @@ func TestSimulatedFormerLeaders(t *testing.T) {
 			for seed := range uint64(seeds) {
 				sum.add(playStrict(t, plan, seed, false).audit.count)
 			}
-			t.Logf("%d stale writes in %d seeds: %d judged before the successor led, %d under way for long", sum.led, seeds, sum.judged, sum.waited)
+			t.Logf("%d stale writes in %d seeds: %d judged before the successor led, %d under way for long", sum.overtaken, seeds, sum.judged, sum.waited)
 		})
 	}
 }
@@ -121,7 +121,7 @@ func TestSimulatedStrictPlansAreStrong(t *testing.T) {
 			t.Parallel()
 			found, seeds := 0, planSeeds(t)
 			for seed := range uint64(seeds) {
-				if c := playStrict(t, plan, seed, true).audit.count; c.led > c.judged+c.waited {
+				if c := playStrict(t, plan, seed, true).audit.count; c.overtaken > c.judged+c.waited {
 					found++
 				}
 			}
@@ -133,10 +133,10 @@ func TestSimulatedStrictPlansAreStrong(t *testing.T) {
 	}
 }
 
-func playStrict(t *testing.T, plan strictPlan, seed uint64, twoSeconds bool) *simulation {
+func playStrict(t *testing.T, plan strictPlan, seed uint64, waitInsteadOfProof bool) *simulation {
 	t.Helper()
 	return runPlan(t, ours, simFences{client: true, server: true}, plan.servers, seed, func(s *simulation) {
-		s.twoSeconds, s.audit.strict = twoSeconds, !twoSeconds
+		s.waitInsteadOfProof, s.audit.strict = waitInsteadOfProof, !waitInsteadOfProof
 		s.install()
 		s.launchReplicas(3)
 		pass(time.Minute)
@@ -147,7 +147,7 @@ func playStrict(t *testing.T, plan strictPlan, seed uint64, twoSeconds bool) *si
 		}
 		plan.play(s, leader)
 		pass(70 * time.Second)
-		s.awaitLeader("in the end", s.claim(3), true)
+		s.awaitLeader("in the end", s.claimTime(3), true)
 	})
 }
 
@@ -172,8 +172,8 @@ func (s *simulation) add() *simProc {
 	return r.proc
 }
 
-// around returns a random duration of less than d.
-func (s *simulation) around(d time.Duration) time.Duration {
-	s.drawn++
-	return time.Duration(s.rng("around"+strconv.Itoa(s.drawn), 0).Int64N(int64(d)))
+// randomDelay returns a random duration of less than d.
+func (s *simulation) randomDelay(d time.Duration) time.Duration {
+	s.delays++
+	return time.Duration(s.rng("around"+strconv.Itoa(s.delays), 0).Int64N(int64(d)))
 }

@@ -10,8 +10,8 @@ import (
 
 // This file plays takeovers on evidence, by rule 11.
 
-// TestSimulatedTakeover ends a leader and checks how soon another holds the Lease and how soon it leads.
-func TestSimulatedTakeover(t *testing.T) {
+// TestSimulatedTakeoverIsInTime ends a leader and checks how soon another holds the Lease and how soon it leads.
+func TestSimulatedTakeoverIsInTime(t *testing.T) {
 	const s = time.Second
 	both := simFences{client: true, server: true}
 	tests := map[string]struct {
@@ -24,7 +24,7 @@ func TestSimulatedTakeover(t *testing.T) {
 		"killed":                      {both, 3, 3, func(_ *simulation, leader *simProc) { leader.kill() }, 100 * time.Millisecond, s / 2},
 		"killed, with one API server": {both, 1, 3, func(_ *simulation, leader *simProc) { leader.kill() }, 50 * time.Millisecond, s / 2},
 		"killed, and the address of an API server is not known": {both, 3, 3, func(s *simulation, leader *simProc) {
-			s.hidden = 1
+			s.hiddenServers = 1
 			leader.kill()
 		}, 100 * time.Millisecond, 16 * s},
 		"killed, and an API server stands still": {both, 3, 3, func(s *simulation, leader *simProc) {
@@ -49,16 +49,16 @@ func TestSimulatedTakeover(t *testing.T) {
 			s.launchIn(leader.replica, leader.pod)
 		}, 100 * time.Millisecond, s / 2},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(5) {
-				runPlan(t, ours, test.fences, test.servers, seed, func(s *simulation) {
+				runPlan(t, ours, tc.fences, tc.servers, seed, func(s *simulation) {
 					s.install()
-					s.launchReplicas(test.replicas)
+					s.launchReplicas(tc.replicas)
 					pass(time.Minute + time.Duration(seed)*time.Second/3)
 					leader := s.leader()
-					test.end(s, leader)
+					tc.end(s, leader)
 					ended := time.Now()
 					if !s.awaitOtherHolder(time.Millisecond, leader) {
 						return
@@ -71,9 +71,9 @@ func TestSimulatedTakeover(t *testing.T) {
 					}
 					led := time.Since(ended)
 					s.log("plan", "another holds the Lease after %s and leads after %s", held, led)
-					if held > test.holds || led > test.lead {
+					if held > tc.holds || led > tc.lead {
 						s.audit.violate(ruleSomeoneLeads, "another holds the Lease after %s, want %s, and leads after %s, want %s",
-							held, test.holds, led, test.lead)
+							held, tc.holds, led, tc.lead)
 					}
 					if s.store.isPolicyGone() && led < 12*time.Second {
 						s.audit.violate(ruleNamedFirst, "it leads after %s, though nothing keeps the leader before from writing", led)
@@ -88,9 +88,9 @@ func TestSimulatedTakeover(t *testing.T) {
 	}
 }
 
-// TestSimulatedSeparation cuts the connections between replicas, of which none alone may move the
+// TestSimulatedSeparationMovesNoLeadership cuts the connections between replicas, of which none alone may move the
 // leadership.
-func TestSimulatedSeparation(t *testing.T) {
+func TestSimulatedSeparationMovesNoLeadership(t *testing.T) {
 	for name, trouble := range map[string]func(s *simulation, leader *simProc){
 		"the connections are cut for an hour": func(*simulation, *simProc) { pass(time.Hour) },
 		"the connections are cut again and again": func(s *simulation, leader *simProc) {

@@ -18,7 +18,7 @@ type simWitness struct {
 }
 
 // Watch implements Witness. The address of a process is its identity.
-func (w *simWitness) Watch(ctx context.Context, process protocol.Watched, report func(protocol.LeaderState)) {
+func (w *simWitness) Watch(ctx context.Context, process protocol.LeaderProcess, report func(protocol.LeaderState)) {
 	p := w.proc
 	leader := p.sim.find(process.Address)
 	seen, beat := protocol.LeaderUnknown, p.sim.cfg.LeaseDuration.Duration/15

@@ -128,7 +128,7 @@ func (c *simCount) String() string {
 	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the Lease, %d after another had written "+
 		"(%d judged before that one led, %d under way for long, %d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence; "+
 		"%d early takeovers, %d from a holder that was alive",
-		c.terms, c.writes, c.stale, c.led, c.judged, c.waited, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive)
+		c.terms, c.writes, c.stale, c.overtaken, c.judged, c.waited, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive)
 }
 
 // drawFences gives half of the seeds the fence in the API server.
@@ -146,7 +146,7 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *display.Metrics, fe
 		s.addServers(max(1, rng.IntN(5)-1)) // three fifths of all clusters have one
 		s.audit.strict = s.fences.client && s.fences.server && rng.IntN(4) > 0
 		if rng.IntN(5) == 0 {
-			s.hidden = rng.IntN(len(s.servers) + 1)
+			s.hiddenServers = rng.IntN(len(s.servers) + 1)
 		}
 		s.wrongHints = rng.IntN(2) == 0
 		s.run(rng)
@@ -216,38 +216,38 @@ func (s *simulation) install() {
 // settle checks that some replica leads within the bound after the faults, that another one does
 // when that one is killed, and again when the next one is stopped in good order.
 func (s *simulation) settle() {
-	s.awaitLeader("after the faults", s.grace()+s.cfg.DrainTimeout+2*s.claim(2), true)
-	s.quiet()
+	s.awaitLeader("after the faults", s.grace()+s.cfg.DrainTimeout+2*s.claimTime(2), true)
+	s.restartLost()
 	if leader := s.leader(); leader != nil {
 		claims := 1
 		if s.store.hasDeadWatch() {
 			claims = 2 // a standby learns of the last renewal only when the claim before has expired
 		}
 		leader.kill()
-		s.awaitLeader("after a kill", s.grace()+s.claim(claims), false)
+		s.awaitLeader("after a kill", s.grace()+s.claimTime(claims), false)
 	}
-	s.quiet()
+	s.restartLost()
 	if leader := s.leader(); leader != nil {
 		leader.stop()
 		s.awaitReturn(leader)
 		if s.store.holder() == "" && !s.store.hasDeadWatch() {
-			s.awaitLeader("after a release", s.grace()+s.few(), false)
+			s.awaitLeader("after a release", s.grace()+s.requestTime(), false)
 		}
 	}
 }
 
-// claim returns how long a standby needs for that many claims and to take the Lease then.
-func (s *simulation) claim(n int) time.Duration {
-	return time.Duration(float64(n)*float64(s.cfg.LeaseDuration.Duration)/0.99) + s.few()
+// claimTime returns how long a standby needs for that many claims and to take the Lease then.
+func (s *simulation) claimTime(n int) time.Duration {
+	return time.Duration(float64(n)*float64(s.cfg.LeaseDuration.Duration)/0.99) + s.requestTime()
 }
 
-// few returns how long a few requests take.
-func (s *simulation) few() time.Duration {
+// requestTime returns how long a few requests take.
+func (s *simulation) requestTime() time.Duration {
 	return time.Second + s.cfg.RetryPeriod.Duration
 }
 
-// quiet lets those that have lost return and start again.
-func (s *simulation) quiet() {
+// restartLost lets those that have lost return and start again.
+func (s *simulation) restartLost() {
 	s.launching.Lock()
 	wait := time.Until(s.noLaunchUntil)
 	s.launching.Unlock()

@@ -46,7 +46,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 			c.set(func(c *storeClient) { c.fail["update"] = apierrors.NewUnauthorized("no") })
 		}, protocol.ReasonUnauthorized},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
@@ -56,7 +56,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 					<-ctx.Done()
 					fenced = !r.lock.IsLeading()
 					var lost *LostError
-					if !errors.As(context.Cause(ctx), &lost) || lost.Reason != test.want {
+					if !errors.As(context.Cause(ctx), &lost) || lost.Reason != tc.want {
 						t.Errorf("lead's context ended by %v", context.Cause(ctx))
 					}
 					return errLead
@@ -64,20 +64,20 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				<-r.led
 				pass(time.Minute + 1)
 				start := time.Now()
-				test.lose(store, r.client)
+				tc.lose(store, r.client)
 				err := <-r.done
 				var lost *LostError
-				if !errors.As(err, &lost) || lost.Reason != test.want || !errors.Is(err, errLead) {
-					t.Errorf("Run returned %v, want %s", err, test.want)
+				if !errors.As(err, &lost) || lost.Reason != tc.want || !errors.Is(err, errLead) {
+					t.Errorf("Run returned %v, want %s", err, tc.want)
 				}
-				next := test.want == protocol.ReasonLeaseReplaced || test.want == protocol.ReasonUnauthorized // with the next renewal
+				next := tc.want == protocol.ReasonLeaseReplaced || tc.want == protocol.ReasonUnauthorized // with the next renewal
 				if took := time.Since(start); !next && took > 10*time.Millisecond || took > 3*time.Second {
 					t.Errorf("it took %s", took)
 				}
 				if !fenced {
 					t.Error("the fence was open when lead's context ended")
 				}
-				if store.holder() == "" && test.want == protocol.ReasonLeaseReplaced {
+				if store.holder() == "" && tc.want == protocol.ReasonLeaseReplaced {
 					t.Error("it has released what was not its own")
 				}
 				store.background.Wait()
@@ -264,16 +264,16 @@ func TestWriteWithoutAnAnswerHoldsUpTheRelease(t *testing.T) {
 		"does not if there was no connection":          {0, &net.OpError{Op: "dial", Err: reset}, 5 * time.Minute, 0, ""},
 		"does not if it was answered, even by refusal": {http.StatusConflict, nil, 5 * time.Minute, 0, ""},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
 				cfg := testConfig()
-				cfg.DrainTimeout = test.drain
+				cfg.DrainTimeout = tc.drain
 				r := startReplica(t, store, "r", cfg)
 				<-r.led
 				transport := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) {
-					return &http.Response{StatusCode: test.code, Body: http.NoBody}, test.err
+					return &http.Response{StatusCode: tc.code, Body: http.NoBody}, tc.err
 				}))
 				resp, err := transport.RoundTrip(assert.Must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
 				if err == nil {
@@ -284,11 +284,11 @@ func TestWriteWithoutAnAnswerHoldsUpTheRelease(t *testing.T) {
 				err = <-r.done
 				var lost *LostError
 				errors.As(err, &lost)
-				if (lost == nil) != (test.end == "") || lost != nil && lost.Reason != test.end || (store.holder() == "") != (test.end == "") {
+				if (lost == nil) != (tc.end == "") || lost != nil && lost.Reason != tc.end || (store.holder() == "") != (tc.end == "") {
 					t.Errorf("Run returned %v, the Lease is held by %q", err, store.holder())
 				}
-				if took := time.Since(start); took < test.want || took > test.want+20*time.Millisecond {
-					t.Errorf("Run returned after %s, want %s", took, test.want)
+				if took := time.Since(start); took < tc.want || took > tc.want+20*time.Millisecond {
+					t.Errorf("Run returned after %s, want %s", took, tc.want)
 				}
 				store.background.Wait()
 			})

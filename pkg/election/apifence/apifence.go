@@ -87,13 +87,13 @@ type Config struct {
 	Servers    Servers // nil: unknown
 	Clock      protocol.Clock
 
-	RequestTimeout time.Duration
-	Patience       time.Duration // after which a leader that is not admitted ends its term
+	RequestTimeout   time.Duration
+	AdmissionTimeout time.Duration // after which a leader that is not admitted ends its term
 
-	// Found is called with every state that is found, and Trouble with what keeps a holder from being
+	// OnState is called with every state that is found, and OnTrouble with what keeps a holder from being
 	// admitted, or with nil.
-	Found   func(context.Context, State)
-	Trouble func(error)
+	OnState   func(context.Context, State)
+	OnTrouble func(error)
 }
 
 // Fence is the part of one replica in the fence of the API server.
@@ -102,7 +102,7 @@ type Fence struct {
 	name  string        // of the Namespace
 	value string        // of the annotation when this replica leads
 	pod   string        // of this replica
-	again chan struct{} // wakes KeepNamed
+	wake  chan struct{} // wakes KeepNamed
 
 	refusedAt atomic.Int64 // when an API server last refused a write, by Clock; 0: never
 
@@ -112,7 +112,7 @@ type Fence struct {
 
 // New returns the fence for a replica.
 func New(cfg Config) *Fence {
-	f := &Fence{Config: cfg, name: NamespaceFor(cfg.Lease), value: cfg.Identity, pod: protocol.PodOf(cfg.Identity), again: make(chan struct{}, 1),
+	f := &Fence{Config: cfg, name: NamespaceFor(cfg.Lease), value: cfg.Identity, pod: protocol.PodOf(cfg.Identity), wake: make(chan struct{}, 1),
 		jitter: protocol.NewJitter(cfg.Identity + "/fence")}
 	if cfg.PodUID != "" {
 		f.value += "/" + cfg.PodUID
@@ -120,10 +120,10 @@ func New(cfg Config) *Fence {
 	return f
 }
 
-// isRefused reports whether an API server has refused a write within Patience.
+// isRefused reports whether an API server has refused a write within AdmissionTimeout.
 func (f *Fence) isRefused() bool {
 	at := time.Duration(f.refusedAt.Load())
-	return at != 0 && f.Clock.Now()-at < f.Patience
+	return at != 0 && f.Clock.Now()-at < f.AdmissionTimeout
 }
 
 // pauseFor waits for a random time between least and most, and reports whether ctx outlasted the wait.

@@ -35,11 +35,11 @@ const (
 	verdictForeign   verdict = "has a fence of another installation, which refuses this ServiceAccount's writes"
 )
 
-// ask finds out by a dry run how an API server judges this replica. The policy always refuses the dry run,
+// askVerdict finds out by a dry run how an API server judges this replica. The policy always refuses the dry run,
 // with a message that says which Pod and which leader it sees. Reading the policy would not show whether it
 // is bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
 // Namespace lags.
-func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error) {
+func (f *Fence) askVerdict(ctx context.Context, client NamespaceClient) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.RequestTimeout)
 	defer cancel()
 	_, err := client.Patch(ctx, f.name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
@@ -65,28 +65,28 @@ func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error
 // closed as idle, which client and API server do after 90 s.
 func (f *Fence) Run(ctx context.Context) {
 	for {
-		judged, err := f.ask(ctx, f.Namespaces)
+		reply, err := f.askVerdict(ctx, f.Namespaces)
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Cannot find out whether the API server has a fence", "lease", f.Lease, "err", err)
 		}
-		f.found(ctx, judged)
+		f.reportState(ctx, reply)
 		if !f.pauseFor(ctx, 70*time.Second, 80*time.Second) {
 			return
 		}
 	}
 }
 
-// found calls Found with the state that an answer shows; verdictNone shows none.
-func (f *Fence) found(ctx context.Context, judged verdict) {
+// reportState calls Found with the state that an answer shows; verdictNone shows none.
+func (f *Fence) reportState(ctx context.Context, reply verdict) {
 	switch {
-	case judged == verdictAbsent:
-		f.Found(ctx, Absent)
-	case judged == verdictMisjudges, judged == verdictForeign:
-		f.Found(ctx, Misconfigured)
-	case judged != verdictNone: // a standby may be refused or, if it led before in the same Pod, admitted
-		f.Found(ctx, Enforced)
+	case reply == verdictAbsent:
+		f.OnState(ctx, Absent)
+	case reply == verdictMisjudges, reply == verdictForeign:
+		f.OnState(ctx, Misconfigured)
+	case reply != verdictNone: // a standby may be refused or, if it led before in the same Pod, admitted
+		f.OnState(ctx, Enforced)
 	}
 }

@@ -23,9 +23,9 @@ import (
 // arrives: see docs/adr/0006-fence-namespace.md.
 
 const (
-	// lagPatience is how long an API server may refuse the leader before something must be wrong: the API
+	// lagTimeout is how long an API server may refuse the leader before something must be wrong: the API
 	// server's watch shows the name after milliseconds.
-	lagPatience = 2 * time.Second
+	lagTimeout = 2 * time.Second
 
 	backoffMin = 2 * time.Millisecond
 	backoffMax = 2 * time.Second
@@ -52,7 +52,7 @@ func (f *Fence) KeepNamed(ctx context.Context) error {
 	for {
 		select {
 		case <-time.After(f.between(50*time.Second, time.Minute)):
-		case <-f.again:
+		case <-f.wake:
 		case <-ctx.Done():
 			return nil
 		}
@@ -64,11 +64,11 @@ func (f *Fence) KeepNamed(ctx context.Context) error {
 	}
 }
 
-// nameLeader is NameLeader. For a leader it fails when the API server has not admitted it for Patience.
+// nameLeader is NameLeader. For a leader it fails when the API server has not admitted it for AdmissionTimeout.
 // Requests without an answer do not count.
 func (f *Fence) nameLeader(ctx context.Context, leads bool) error {
 	if !leads {
-		f.Trouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up
+		f.OnTrouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up
 	}
 	barred := f.Clock.Now() // since when this replica is not admitted
 	backoff := backoffMin
@@ -76,9 +76,9 @@ func (f *Fence) nameLeader(ctx context.Context, leads bool) error {
 		backoff = backoffMax / 4
 	}
 	for ; ; backoff = min(2*backoff, backoffMax) {
-		judged, unnamed, err := f.nameAndAsk(ctx)
-		if leads && judged == verdictAbsent && f.isRefused() {
-			judged = verdictForeign
+		reply, unnamed, err := f.nameAndAsk(ctx)
+		if leads && reply == verdictAbsent && f.isRefused() {
+			reply = verdictForeign
 		}
 		since := f.Clock.Now() - barred
 		switch {
@@ -86,26 +86,26 @@ func (f *Fence) nameLeader(ctx context.Context, leads bool) error {
 			return context.Cause(ctx)
 		case errors.Is(err, ErrSuperseded):
 			return err
-		case judged == verdictAbsent, judged == verdictAdmits:
-			f.found(ctx, judged)
-			f.Trouble(nil)
+		case reply == verdictAbsent, reply == verdictAdmits:
+			f.reportState(ctx, reply)
+			f.OnTrouble(nil)
 			return nil
-		case judged == verdictMisjudges, judged == verdictForeign, judged == verdictRefuses && since > lagPatience:
-			f.Found(ctx, Misconfigured)
+		case reply == verdictMisjudges, reply == verdictForeign, reply == verdictRefuses && since > lagTimeout:
+			f.OnState(ctx, Misconfigured)
 		}
 		if err == nil {
-			err = fmt.Errorf("the API server %s", judged)
+			err = fmt.Errorf("the API server %s", reply)
 		}
 		switch {
-		case leads && !unnamed && judged == verdictNone:
+		case leads && !unnamed && reply == verdictNone:
 			barred = f.Clock.Now()
-			f.Trouble(nil)
-		case leads && since > f.Patience:
+			f.OnTrouble(nil)
+		case leads && since > f.AdmissionTimeout:
 			return fmt.Errorf("%w for %s: %w", errBarred, since.Truncate(time.Second), err)
 		default:
-			f.Trouble(err)
+			f.OnTrouble(err)
 		}
-		if since > lagPatience {
+		if since > lagTimeout {
 			klog.FromContext(ctx).Error(err, "Cannot name this replica as the leader", "lease", f.Lease, "namespace", f.name)
 		}
 		after := retryAfter(err)
@@ -123,7 +123,7 @@ func retryAfter(err error) time.Duration {
 
 // nameAndAsk names this replica if it is not named, and asks how the API server judges it. unnamed reports
 // that it is certainly not named.
-func (f *Fence) nameAndAsk(ctx context.Context) (judged verdict, unnamed bool, err error) {
+func (f *Fence) nameAndAsk(ctx context.Context) (reply verdict, unnamed bool, err error) {
 	unnamed, err = f.nameSelf(ctx)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -132,8 +132,8 @@ func (f *Fence) nameAndAsk(ctx context.Context) (judged verdict, unnamed bool, e
 		return verdictNone, true, err
 	}
 	// Even if it could not be named, the API server may have no fence.
-	judged, asked := f.ask(ctx, f.Namespaces)
-	return judged, unnamed, errors.Join(err, asked)
+	reply, asked := f.askVerdict(ctx, f.Namespaces)
+	return reply, unnamed, errors.Join(err, asked)
 }
 
 // nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
@@ -142,13 +142,13 @@ func (f *Fence) nameAndAsk(ctx context.Context) (judged verdict, unnamed bool, e
 // is conditional. A webhook that is away holds the patch up, for 10 s by default; a shorter timeout here
 // would make every patch fail.
 func (f *Fence) nameSelf(ctx context.Context) (unnamed bool, err error) {
-	reading, cancel := context.WithTimeout(ctx, f.RequestTimeout)
+	readCtx, cancel := context.WithTimeout(ctx, f.RequestTimeout)
 	defer cancel()
-	ns, err := f.Namespaces.Get(reading, f.name, metav1.GetOptions{})
+	ns, err := f.Namespaces.Get(readCtx, f.name, metav1.GetOptions{})
 	if err != nil || ns.Annotations[LeaderAnnotation] == f.value {
 		return false, err
 	}
-	if err := f.confirmHolder(reading); err != nil {
+	if err := f.confirmHolder(readCtx); err != nil {
 		return true, err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
@@ -158,7 +158,7 @@ func (f *Fence) nameSelf(ctx context.Context) (unnamed bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	ctx, cancelPatch := context.WithTimeout(ctx, f.Patience)
+	ctx, cancelPatch := context.WithTimeout(ctx, f.AdmissionTimeout)
 	defer cancelPatch()
 	if _, err = f.Namespaces.Patch(ctx, f.name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return true, err

@@ -32,7 +32,7 @@ const (
 // write. Each API server admits one Pod at a time, and the names follow each other in the order of the
 // terms, so an API server that admits this replica never admits a predecessor again. Prove tells why this
 // is not proved yet, and tries again until ctx ends.
-func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
+func (f *Fence) Prove(ctx context.Context, report func(error)) error {
 	for backoff := backoffMin; ; backoff = min(2*backoff, proofBackoffMax) {
 		err := f.proveOnce(ctx)
 		if err == nil {
@@ -41,7 +41,7 @@ func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		tell(err)
+		report(err)
 		if !f.pauseFor(ctx, backoff/2, 3*backoff/2) {
 			return context.Cause(ctx)
 		}
@@ -64,9 +64,9 @@ func (f *Fence) proveOnce(ctx context.Context) error {
 		return fmt.Errorf("of %d API servers, the addresses of %d are known", count, len(known))
 	}
 	for _, server := range known {
-		judged, err := f.ask(ctx, server.Namespaces)
-		if judged != verdictAdmits && err == nil {
-			err = errors.New(string(judged))
+		reply, err := f.askVerdict(ctx, server.Namespaces)
+		if reply != verdictAdmits && err == nil {
+			err = errors.New(string(reply))
 		}
 		if err != nil {
 			return fmt.Errorf("the API server at %s: %w", server.Address, err)

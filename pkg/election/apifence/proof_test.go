@@ -62,7 +62,7 @@ func TestProofNeedsEveryAPIServer(t *testing.T) {
 	yes := answers{words: "quartermaster-fence: written by Pod r, the leader is 'r_1/uid'"}
 	former := answers{words: "quartermaster-fence: written by Pod r, the leader is 'a_1/uid'"}
 	other := answers{words: "quartermaster-fence: written by Pod x, the leader is 'r_1/uid'"}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		servers Servers
 		want    string // in the error; "" if it is proved
 	}{
@@ -81,10 +81,10 @@ func TestProofNeedsEveryAPIServer(t *testing.T) {
 		"the API server admits another process of this Pod":       {servers{[]answers{{words: "quartermaster-fence: written by Pod r, the leader is 'r_0/uid'"}}, 1, nil}, "not admit"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := New(Config{Identity: "r_1", PodUID: "uid", Servers: test.servers, RequestTimeout: time.Second})
+			f := New(Config{Identity: "r_1", PodUID: "uid", Servers: tc.servers, RequestTimeout: time.Second})
 			err := f.proveOnce(t.Context())
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want %q", err, test.want)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func (t *refusalTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	}
 	t.fence.refusedAt.Store(int64(t.fence.Clock.Now()))
 	select {
-	case t.fence.again <- struct{}{}:
+	case t.fence.wake <- struct{}{}:
 	default:
 	}
 	return nil, fmt.Errorf("%s %s was refused by the API server, %s: %w", req.Method, req.URL.Path, words, t.notLeading)

@@ -47,12 +47,12 @@ type EventRecorder interface {
 
 // Display shows one lock.
 type Display struct {
-	lease    types.NamespacedName
-	identity string
-	patience time.Duration
-	clock    protocol.Clock
-	events   EventRecorder
-	metrics  *lockMetrics
+	lease          types.NamespacedName
+	identity       string
+	troubleTimeout time.Duration
+	clock          protocol.Clock
+	events         EventRecorder
+	metrics        *lockMetrics
 
 	mu       sync.Mutex
 	view     protocol.View
@@ -91,12 +91,12 @@ type Status struct {
 	Leader      protocol.LeaderState `json:"leaderProcess"` // as seen by a standby
 }
 
-// New returns the display of a lock on the Lease. A holder that does not lead has a problem after patience.
+// New returns the display of a lock on the Lease. A holder that does not lead has a problem after troubleTimeout.
 // events and metrics may be nil.
 func New(
-	lease types.NamespacedName, identity string, patience time.Duration, clock protocol.Clock, events EventRecorder, metrics *Metrics,
+	lease types.NamespacedName, identity string, troubleTimeout time.Duration, clock protocol.Clock, events EventRecorder, metrics *Metrics,
 ) *Display {
-	return &Display{lease: lease, identity: identity, patience: patience, clock: clock, events: events, metrics: metrics.forLease(lease),
+	return &Display{lease: lease, identity: identity, troubleTimeout: troubleTimeout, clock: clock, events: events, metrics: metrics.forLease(lease),
 		view: protocol.View{Leader: protocol.LeaderUnknown}, phase: phaseNotStarted, fence: apifence.Unknown, refusals: map[string]refusal{}}
 }
 
@@ -116,7 +116,7 @@ func (d *Display) Update(v protocol.View, ending bool) {
 	default:
 		d.phase = phaseLeading
 	}
-	if v.OwesUntil > 0 && d.start == nil {
+	if v.ProofUntil > 0 && d.start == nil {
 		d.start = &Start{}
 	}
 	if v.Leader != d.view.Leader {
@@ -129,8 +129,8 @@ func (d *Display) Update(v protocol.View, ending bool) {
 	d.view = v
 }
 
-// Unproved shows why it could not be proved that every API server refuses the predecessors.
-func (d *Display) Unproved(err error) {
+// SetUnproved shows why it could not be proved that every API server refuses the predecessors.
+func (d *Display) SetUnproved(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.start != nil {
@@ -145,7 +145,7 @@ func (d *Display) Started(logger klog.Logger, v protocol.View) {
 	switch {
 	case d.start == nil:
 		d.start = &Start{After: StartFree}
-	case v.OwesUntil == 0:
+	case v.ProofUntil == 0:
 		d.start = &Start{After: StartProved}
 	default:
 		d.start.After = StartWaited
@@ -155,7 +155,7 @@ func (d *Display) Started(logger klog.Logger, v protocol.View) {
 }
 
 // SawLeader logs what is seen of the leader's process.
-func (d *Display) SawLeader(logger klog.Logger, process protocol.Watched, seen protocol.LeaderState) {
+func (d *Display) SawLeader(logger klog.Logger, process protocol.LeaderProcess, seen protocol.LeaderState) {
 	logger = logger.WithValues("lease", d.lease, "holder", process.Holder, "address", process.Address)
 	if seen == protocol.LeaderUnreachable {
 		logger.Error(nil, "Cannot reach the leader's secure port; this replica waits for the Lease to expire before it takes over")
@@ -196,8 +196,8 @@ func (d *Display) Wrote(logger klog.Logger, kind protocol.ActionKind, err error,
 // RefusedWrite counts a write that the client's fence refused.
 func (d *Display) RefusedWrite() { d.metrics.counter(d.metrics.refusals).Inc() }
 
-// Trouble shows what keeps the holder from leading, nil if nothing does.
-func (d *Display) Trouble(err error) {
+// SetTrouble shows what keeps the holder from leading, nil if nothing does.
+func (d *Display) SetTrouble(err error) {
 	now := d.clock.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -227,7 +227,7 @@ func (d *Display) Problem() error {
 
 func (d *Display) problemLocked(now time.Duration) error {
 	var errs []error
-	if d.trouble.err != nil && now-d.trouble.at >= d.patience {
+	if d.trouble.err != nil && now-d.trouble.at >= d.troubleTimeout {
 		errs = append(errs, fmt.Errorf("this replica holds the Lease and cannot lead: %w", d.trouble.err))
 	}
 	for _, verb := range []string{"get", "create", "update"} { // without watch it polls
@@ -257,8 +257,8 @@ func (d *Display) Ended(reason protocol.Reason, led bool) {
 	}
 }
 
-// Unelected shows that leader election is off.
-func (d *Display) Unelected() {
+// SetUnelected shows that leader election is off.
+func (d *Display) SetUnelected() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.phase = phaseUnelected

@@ -29,21 +29,21 @@ func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 	clock := &setClock{}
 	d := New(leaseName, "r", 10*time.Second, clock, nil, assert.Must(NewMetrics(metrics.NewKubeRegistry(), "x")))
 	leading := func() bool { return assert.Must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
-	held := protocol.View{Holding: true, OwesUntil: time.Second}
+	held := protocol.View{Holding: true, ProofUntil: time.Second}
 	d.Update(held, false)
 	if leading() || d.Status(0).Phase != "Starting" {
 		t.Errorf("it leads before lead has started, phase %s", d.Status(0).Phase)
 	}
-	d.Unproved(errors.New("of 3 API servers, the addresses of 2 are known"))
+	d.SetUnproved(errors.New("of 3 API servers, the addresses of 2 are known"))
 	d.Started(logr.Discard(), held)
 	held.Leading = true
 	d.Update(held, false)
 	if s := d.Status(0); !leading() || s.Phase != "Leading" || s.Start.After != StartWaited || !strings.Contains(s.Start.Why, "2 are known") {
 		t.Errorf("it shows %+v", s)
 	}
-	d.Trouble(errors.New("no answer"))
+	d.SetTrouble(errors.New("no answer"))
 	clock.now = 9 * time.Second
-	d.Trouble(errors.New("webhook"))
+	d.SetTrouble(errors.New("webhook"))
 	if err := d.Problem(); err != nil {
 		t.Errorf("before the deadline the problem is %v", err)
 	}
@@ -60,7 +60,7 @@ func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 func TestHealthFollowsRenewals(t *testing.T) {
 	clock := &setClock{}
 	held := protocol.View{Holding: true, Expires: 15 * time.Second}
-	for name, test := range map[string]struct {
+	for name, tc := range map[string]struct {
 		view protocol.View
 		end  protocol.Reason // of Run; "": it runs
 		now  time.Duration
@@ -76,12 +76,12 @@ func TestHealthFollowsRenewals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := New(leaseName, "r", 0, clock, nil, nil)
-			d.Update(test.view, test.end != "")
-			if test.end != "" {
-				d.Ended(test.end, true)
+			d.Update(tc.view, tc.end != "")
+			if tc.end != "" {
+				d.Ended(tc.end, true)
 			}
-			clock.now = test.now
-			if err := d.Healthy(20 * time.Second); (err == nil) != test.want {
+			clock.now = tc.now
+			if err := d.Healthy(20 * time.Second); (err == nil) != tc.want {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -61,39 +61,39 @@ func setNote(lease *coordinationv1.Lease, note holderNote) {
 	}
 }
 
-// Watched is a process at which a standby looks. The zero Watched is none.
-type Watched struct{ Holder, Address string }
+// LeaderProcess is a process at which a standby looks. The zero LeaderProcess is none.
+type LeaderProcess struct{ Holder, Address string }
 
-// watchable returns the process at which a standby should look.
-func (p *State) watchable() Watched {
-	if n := p.note; p.witness && !p.holding && n.Address != "" && n.Holder != p.identity {
-		return Watched{n.Holder, n.Address}
+// targetProcess returns the process at which a standby should look.
+func (s *State) targetProcess() LeaderProcess {
+	if n := s.note; s.witness && !s.holding && n.Address != "" && n.Holder != s.identity {
+		return LeaderProcess{n.Holder, n.Address}
 	}
-	return Watched{}
+	return LeaderProcess{}
 }
 
-// OnLook begins to look at the process that is watchable now, if any, and returns it.
-func (p *State) OnLook() Watched {
-	p.watched, p.leader = p.watchable(), LeaderUnknown
-	return p.watched
+// OnLook begins to look at the target process, if any, and returns it.
+func (s *State) OnLook() LeaderProcess {
+	s.process, s.leader = s.targetProcess(), LeaderUnknown
+	return s.process
 }
 
 // OnLeaderState processes what is seen of the leader's process.
-func (p *State) OnLeaderState(state LeaderState, now time.Duration) {
-	p.leader, p.leaderSince = state, now
+func (s *State) OnLeaderState(state LeaderState, now time.Duration) {
+	s.leader, s.leaderSince = state, now
 }
 
 // isLeaderGone reports whether the holder's process seems to have ended.
-func (p *State) isLeaderGone() bool {
-	return p.leader == LeaderGone && p.watched != (Watched{}) && p.watched == p.watchable()
+func (s *State) isLeaderGone() bool {
+	return s.leader == LeaderGone && s.process != (LeaderProcess{}) && s.process == s.targetProcess()
 }
 
 // weighEvidence processes a later version of the Lease. A renewal shows that the process has not ended,
 // unless the renewal was under way when the process seemed to end. The witness, which has stopped looking
 // at the process, then looks at it again.
-func (p *State) weighEvidence(lease *coordinationv1.Lease, now time.Duration) {
-	if lease != nil && p.lease != nil && !lease.Spec.RenewTime.Equal(p.lease.Spec.RenewTime) &&
-		p.leader == LeaderGone && now-p.leaderSince > SettleTime {
-		p.watched, p.leader = Watched{}, LeaderUnknown
+func (s *State) weighEvidence(lease *coordinationv1.Lease, now time.Duration) {
+	if lease != nil && s.lease != nil && !lease.Spec.RenewTime.Equal(s.lease.Spec.RenewTime) &&
+		s.leader == LeaderGone && now-s.leaderSince > SettleTime {
+		s.process, s.leader = LeaderProcess{}, LeaderUnknown
 	}
 }

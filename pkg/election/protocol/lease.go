@@ -122,7 +122,7 @@ func isRelease(earlier, later *coordinationv1.Lease) bool {
 func NewLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	lease.Spec.LeaseTransitions = ptr.To[int32](0)
-	hold(lease, identity, duration, now)
+	setHolder(lease, identity, duration, now)
 	return lease
 }
 
@@ -131,13 +131,13 @@ func NewLease(name types.NamespacedName, identity string, duration time.Duration
 func AcquiredLease(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
 	lease.Spec.LeaseTransitions = ptr.To(TermOf(lease).next().Transitions)
-	hold(lease, identity, duration, now)
+	setHolder(lease, identity, duration, now)
 	return lease
 }
 
-// hold writes a record whose two times differ by the least that the Lease can carry, so that it
+// setHolder writes a record whose two times differ by the least that the Lease can carry, so that it
 // never looks like a release.
-func hold(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) {
+func setHolder(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) {
 	lease.Spec.HolderIdentity = ptr.To(identity)
 	lease.Spec.LeaseDurationSeconds = ptr.To(int32(duration / time.Second))
 	lease.Spec.AcquireTime = ptr.To(metav1.NewMicroTime(now.Add(-time.Microsecond)))
@@ -156,7 +156,7 @@ func renewedLease(lease *coordinationv1.Lease, duration time.Duration, now time.
 // Lease without waiting.
 func ReleasedLease(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
-	hold(lease, "", ReleasedDuration, now)
+	setHolder(lease, "", ReleasedDuration, now)
 	lease.Spec.AcquireTime = lease.Spec.RenewTime
 	delete(lease.Annotations, ProcessAnnotation)
 	return lease

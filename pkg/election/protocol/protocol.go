@@ -40,10 +40,10 @@ type Action struct {
 	Kind   ActionKind
 	Until  time.Duration // of ActWait
 	Reason Reason        // of ActEnd
-	// OwesUntil is the end of the predecessors' last claim, if an ActAcquire takes the Lease before that end;
+	// ProofUntil is the end of the predecessors' last claim, if an ActAcquire takes the Lease before that end;
 	// otherwise 0. Until then the term may not write unless every API server has refused the predecessors,
 	// and may not be released: the next holder would not wait for the predecessors.
-	OwesUntil time.Duration
+	ProofUntil time.Duration
 }
 
 // Reason says why a term ended or why a replica did not get the Lease.
@@ -73,27 +73,27 @@ type View struct {
 	Lease    *coordinationv1.Lease // the newest version, nil if there is none or none is known
 	Watching bool
 
-	Holding   bool
-	Term      Term
-	Deadline  time.Duration // when the term ends
-	Expires   time.Duration // when others may take over
-	OwesUntil time.Duration // as in Action
-	Leading   bool          // lead has started and may write
-	Stopping  bool
+	Holding    bool
+	Term       Term
+	Deadline   time.Duration // when the term ends
+	Expires    time.Duration // when others may take over
+	ProofUntil time.Duration // as in Action
+	Leading    bool          // lead has started and may write
+	Stopping   bool
 
 	Leader LeaderState // what a standby sees of the leader's process
 }
 
 // View returns what is shown of the state.
-func (p *State) View() View {
+func (s *State) View() View {
 	v := View{
-		Lease: p.lease, Watching: p.watchUp, Holding: p.holding, OwesUntil: p.owesUntil,
-		Leading: p.leading && !p.leadReturned, Stopping: p.stopping || p.leadReturned, Leader: LeaderUnknown,
+		Lease: s.lease, Watching: s.watchUp, Holding: s.holding, ProofUntil: s.proofUntil,
+		Leading: s.leading && !s.leadReturned, Stopping: s.stopping || s.leadReturned, Leader: LeaderUnknown,
 	}
-	if p.holding {
-		v.Term, v.Deadline, v.Expires = p.term, p.Deadline(), p.sent+p.own.Lease
-	} else if p.leader != "" {
-		v.Leader = p.leader
+	if s.holding {
+		v.Term, v.Deadline, v.Expires = s.term, s.Deadline(), s.sent+s.timing.Lease
+	} else if s.leader != "" {
+		v.Leader = s.leader
 	}
 	return v
 }

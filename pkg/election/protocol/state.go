@@ -12,7 +12,7 @@ import (
 
 // State holds everything that the rules depend on. Only its own methods change it.
 type State struct {
-	own      Timing
+	timing   Timing
 	identity string
 	address  string // where standbys reach this process; may be empty
 	witness  bool   // whether somebody looks at the holder's process
@@ -29,20 +29,20 @@ type State struct {
 
 	// What is known of the holder's process, see evidence.go.
 	note        holderNote    // what the holder says of itself in lease
-	watched     Watched       // the process that is looked at
+	process     LeaderProcess // the process that is looked at
 	leader      LeaderState   // what is seen of that process
 	leaderSince time.Duration // since when leader is seen
 
 	// The term of this replica. holding stays true: Run serves one term. See term.go.
-	holding   bool
-	term      Term
-	began     time.Duration // when the acquisition was acknowledged
-	sent      time.Duration // when the last acknowledged write was about to be sent
-	owesUntil time.Duration // until when the term may not write without proof (rule 11)
-	admitted  bool          // whether the API server's fence admits this replica, or there is none
-	leading   bool          // whether lead was started
-	gaveUp    bool          // whether the attempt to lead was abandoned
-	lost      Reason        // why the term has ended; empty: it has not
+	holding    bool
+	term       Term
+	acquiredAt time.Duration // when the acquisition was acknowledged
+	sent       time.Duration // when the last acknowledged write was about to be sent
+	proofUntil time.Duration // until when the term may not write without proof (rule 11)
+	admitted   bool          // whether the API server's fence admits this replica, or there is none
+	leading    bool          // whether lead was started
+	gaveUp     bool          // whether the attempt to lead was abandoned
+	endReason  Reason        // why the term has ended; empty: it has not
 
 	// The end of lead.
 	stopping     bool          // whether Run was asked to return
@@ -52,7 +52,7 @@ type State struct {
 
 	// The requests. At most one of each kind is in flight.
 	writing, reading, watching        bool
-	acquiringOwesUntil                time.Duration // owesUntil, if the acquisition in flight begins a term
+	acquiringProofUntil               time.Duration // proofUntil, if the acquisition in flight begins a term
 	writeAt, readAt, watchAt          time.Duration // when the next request of this kind may be sent
 	writeFails, readFails, watchFails failures
 	readFrom                          *coordinationv1.Lease // the newest version when the read was sent
@@ -62,69 +62,69 @@ type State struct {
 
 // New returns the state of a replica that knows nothing yet. Standbys reach it at the address, which may
 // be empty. witness says that somebody looks at the leader's process.
-func New(identity string, own Timing, address string, witness bool) *State {
-	return &State{own: own, identity: identity, address: address, witness: witness, jitter: NewJitter(identity),
+func New(identity string, timing Timing, address string, witness bool) *State {
+	return &State{timing: timing, identity: identity, address: address, witness: witness, jitter: NewJitter(identity),
 		drainUntil: never, quietAt: never}
 }
 
 // Decide returns the next action. It is called again after every event, and when the time of an
 // ActWait has come.
-func (p *State) Decide(now time.Duration) Action {
-	if p.holding {
-		return p.decideHolding(now)
+func (s *State) Decide(now time.Duration) Action {
+	if s.holding {
+		return s.decideHolding(now)
 	}
 	switch {
-	case p.stopping && !p.writing:
+	case s.stopping && !s.writing:
 		return Action{Kind: ActEnd, Reason: ReasonNeverLed}
-	case p.restored && (p.writing || now < p.endAt):
-		return Action{Kind: ActWait, Until: max(p.endAt, now+p.own.Retry)}
-	case p.restored:
+	case s.restored && (s.writing || now < s.endAt):
+		return Action{Kind: ActWait, Until: max(s.endAt, now+s.timing.Retry)}
+	case s.restored:
 		return Action{Kind: ActEnd, Reason: ReasonStoreRestored}
-	case p.watched != p.watchable():
+	case s.process != s.targetProcess():
 		return Action{Kind: ActLook}
-	case now >= p.nextReadAt():
+	case now >= s.nextReadAt():
 		return Action{Kind: ActRead}
-	case now >= p.nextWatchAt():
+	case now >= s.nextWatchAt():
 		return Action{Kind: ActWatch}
 	}
-	wait := Action{Kind: ActWait, Until: min(p.nextReadAt(), p.nextWatchAt())}
-	if !p.known || p.writing {
+	wait := Action{Kind: ActWait, Until: min(s.nextReadAt(), s.nextWatchAt())}
+	if !s.known || s.writing {
 		return wait
 	}
-	act, at := Action{Kind: ActAcquire}, p.freeAt() // rules 3, 4 and 5
+	act, at := Action{Kind: ActAcquire}, s.freeAt() // rules 3, 4 and 5
 	switch {
-	case p.lease == nil:
+	case s.lease == nil:
 		act, at = Action{Kind: ActCreate}, 0 // rule 6: a creation begins no term
-	case now < at && p.isLeaderGone(): // rule 11
-		act.OwesUntil, at = at, now
+	case now < at && s.isLeaderGone(): // rule 11
+		act.ProofUntil, at = at, now
 	}
-	if at = max(at, p.writeAt); now < at {
+	if at = max(at, s.writeAt); now < at {
 		wait.Until = min(wait.Until, at)
 		return wait
 	}
 	return act
 }
 
-func (p *State) decideHolding(now time.Duration) Action {
-	if end := p.endOfTerm(now); end != "" {
+func (s *State) decideHolding(now time.Duration) Action {
+	if end := s.endOfTerm(now); end != "" {
 		return Action{Kind: ActEnd, Reason: end}
 	}
-	if kind := p.nextStep(now); kind != "" {
+	if kind := s.nextStep(now); kind != "" {
 		return Action{Kind: kind}
 	}
 	switch {
-	case now >= p.nextReadAt():
+	case now >= s.nextReadAt():
 		return Action{Kind: ActRead}
-	case now >= p.nextWatchAt():
+	case now >= s.nextWatchAt():
 		return Action{Kind: ActWatch}
 	}
-	wait := Action{Kind: ActWait, Until: min(p.Deadline(), p.nextStepAt(now), p.nextReadAt(), p.nextWatchAt())}
-	if !p.known || p.writing {
+	wait := Action{Kind: ActWait, Until: min(s.Deadline(), s.nextStepAt(now), s.nextReadAt(), s.nextWatchAt())}
+	if !s.known || s.writing {
 		return wait
 	}
-	kind, at := ActRenew, max(p.sent+p.own.Retry, p.writeAt)
-	if now >= p.releaseAt() {
-		kind, at = ActRelease, p.writeAt
+	kind, at := ActRenew, max(s.sent+s.timing.Retry, s.writeAt)
+	if now >= s.releaseAt() {
+		kind, at = ActRelease, s.writeAt
 	}
 	if now >= at {
 		return Action{Kind: kind}
@@ -134,200 +134,200 @@ func (p *State) decideHolding(now time.Duration) Action {
 }
 
 // nextReadAt returns when the Lease is read next. A holder reads it only after a conflict.
-func (p *State) nextReadAt() time.Duration {
-	if p.reading || p.holding && p.known {
+func (s *State) nextReadAt() time.Duration {
+	if s.reading || s.holding && s.known {
 		return never
 	}
-	return p.readAt
+	return s.readAt
 }
 
 // nextWatchAt returns when a watch is started. A replica whose reads fail, or that has only the Lease left
 // to release, does not try to watch.
-func (p *State) nextWatchAt() time.Duration {
-	if p.watching || !p.known || p.readFails.n > 0 || p.quietAt != never {
+func (s *State) nextWatchAt() time.Duration {
+	if s.watching || !s.known || s.readFails.n > 0 || s.quietAt != never {
 		return never
 	}
-	return p.watchAt
+	return s.watchAt
 }
 
 // Proposal returns the Lease as the action writes it. The write requires the known version (rule 1). now
 // is the replica's clock, and day the time of day.
-func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordinationv1.Lease {
+func (s *State) Proposal(act Action, now time.Duration, wallTime time.Time) *coordinationv1.Lease {
 	switch act.Kind {
 	case ActAcquire:
-		lease := AcquiredLease(p.lease, p.identity, p.claimed(act.OwesUntil, now), day)
-		setNote(lease, holderNote{Holder: p.identity, Address: p.address, Early: act.OwesUntil > 0})
+		lease := AcquiredLease(s.lease, s.identity, s.claimDuration(act.ProofUntil, now), wallTime)
+		setNote(lease, holderNote{Holder: s.identity, Address: s.address, Early: act.ProofUntil > 0})
 		return lease
 	case ActRenew:
-		return renewedLease(p.lease, p.claimed(p.owesUntil, now), day)
+		return renewedLease(s.lease, s.claimDuration(s.proofUntil, now), wallTime)
 	case ActRelease:
-		return ReleasedLease(p.lease, day)
+		return ReleasedLease(s.lease, wallTime)
 	}
 	return nil
 }
 
 // OnSent begins a write. Its answer, if it gets one, is passed to another method.
-func (p *State) OnSent(act Action) {
-	p.writing, p.acquiringOwesUntil = true, act.OwesUntil
+func (s *State) OnSent(act Action) {
+	s.writing, s.acquiringProofUntil = true, act.ProofUntil
 }
 
 // OnCreated processes the Lease that this replica has created. No term begins (rule 6).
-func (p *State) OnCreated(lease *coordinationv1.Lease, now time.Duration) {
-	p.writing, p.reading = false, false // a read in flight was sent before the write
-	p.learn(lease, now, false)
+func (s *State) OnCreated(lease *coordinationv1.Lease, now time.Duration) {
+	s.writing, s.reading = false, false // a read in flight was sent before the write
+	s.learn(lease, now, false)
 }
 
 // OnWriteFailed postpones the next write. After a conflict nothing is written until the newer
 // version is known: the watch shows it, or a read does. base is the version that the write
 // required.
-func (p *State) OnWriteFailed(base *coordinationv1.Lease, f Failure, now time.Duration) {
-	p.writing = false
-	p.writeFails.count(f)
+func (s *State) OnWriteFailed(base *coordinationv1.Lease, f Failure, now time.Duration) {
+	s.writing = false
+	s.writeFails.count(f)
 	switch f.Kind {
 	case FailConflict:
-		if p.lease == base {
-			p.known, p.reading = false, false // a read in flight was sent before the write
-			p.readAt = now + p.backoff(p.writeFails, p.own.Retry/16, p.patience(f), f)
+		if s.lease == base {
+			s.known, s.reading = false, false // a read in flight was sent before the write
+			s.readAt = now + s.backoff(s.writeFails, s.timing.Retry/16, s.backoffLimit(f), f)
 		}
 	case FailUnauthorized:
-		if p.holding { // rule 9: its credentials are not accepted any more, or an API server that starts cannot check them
-			p.lost = ReasonUnauthorized
+		if s.holding { // rule 9: its credentials are not accepted any more, or an API server that starts cannot check them
+			s.endReason = ReasonUnauthorized
 		}
-		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)
+		s.writeAt = now + s.backoff(s.writeFails, s.timing.Retry, s.backoffLimit(f), f)
 	case FailRefused:
-		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)
+		s.writeAt = now + s.backoff(s.writeFails, s.timing.Retry, s.backoffLimit(f), f)
 	case FailUnanswered:
-		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry/2, p.patience(f), f)
-		p.restartWatch(now) // the watch may hang too
+		s.writeAt = now + s.backoff(s.writeFails, s.timing.Retry/2, s.backoffLimit(f), f)
+		s.restartWatch(now) // the watch may hang too
 	}
 }
 
 // OnReading begins a read.
-func (p *State) OnReading() {
-	p.reading, p.readFrom = true, p.lease
+func (s *State) OnReading() {
+	s.reading, s.readFrom = true, s.lease
 }
 
 // OnRead processes the answer to a read, nil if there is no Lease. The read was consistent: it
 // returned what the store held after it was sent.
-func (p *State) OnRead(lease *coordinationv1.Lease, now time.Duration) {
-	newest := p.lease
-	p.reading, p.readFails = false, failures{}
+func (s *State) OnRead(lease *coordinationv1.Lease, now time.Duration) {
+	newest := s.lease
+	s.reading, s.readFails = false, failures{}
 	switch {
-	case p.readFrom != newest && lease == nil: // the watch has shown a creation since
-	case p.readFrom == newest && isOlder(lease, newest): // rule 10
-		p.onRestored(now)
+	case s.readFrom != newest && lease == nil: // the watch has shown a creation since
+	case s.readFrom == newest && isOlder(lease, newest): // rule 10
+		s.onRestored(now)
 		return
 	default:
-		p.learn(lease, now, false)
-		if p.lease != newest && p.watchUp && now-p.watchUpAt > p.own.Retry {
-			p.restartWatch(now) // the watch has missed this version: it may be dead
+		s.learn(lease, now, false)
+		if s.lease != newest && s.watchUp && now-s.watchUpAt > s.timing.Retry {
+			s.restartWatch(now) // the watch has missed this version: it may be dead
 		}
 	}
-	p.known = true
-	p.readAt = p.nextRead(now)
+	s.known = true
+	s.readAt = s.nextRead(now)
 }
 
 // OnReadFailed postpones the next read.
-func (p *State) OnReadFailed(f Failure, now time.Duration) {
-	p.reading = false
-	p.readFails.count(f)
-	p.readAt = now + p.backoff(p.readFails, p.own.Retry, p.patience(f), f)
+func (s *State) OnReadFailed(f Failure, now time.Duration) {
+	s.reading = false
+	s.readFails.count(f)
+	s.readAt = now + s.backoff(s.readFails, s.timing.Retry, s.backoffLimit(f), f)
 }
 
 // IsReading reports whether the answer to a read is awaited.
-func (p *State) IsReading() bool { return p.reading }
+func (s *State) IsReading() bool { return s.reading }
 
 // IsWatching reports whether there is a watch, or an attempt to have one.
-func (p *State) IsWatching() bool { return p.watching }
+func (s *State) IsWatching() bool { return s.watching }
 
 // OnWatching begins a watch, with the present state.
-func (p *State) OnWatching() {
-	p.watching, p.watchUp, p.watchCaughtUp = true, false, false
+func (s *State) OnWatching() {
+	s.watching, s.watchUp, s.watchCaughtUp = true, false, false
 }
 
 // OnWatchUp processes that the watch is established. From now on it shows all changes. It does not show
 // that the Lease was deleted before, or that the store was restored, so a standby reads the Lease.
-func (p *State) OnWatchUp(now time.Duration) {
-	p.watchUp, p.watchUpAt = true, now
-	if !p.holding {
-		p.reading, p.readAt = false, now
+func (s *State) OnWatchUp(now time.Duration) {
+	s.watchUp, s.watchUpAt = true, now
+	if !s.holding {
+		s.reading, s.readAt = false, now
 	}
 }
 
 // OnEvent processes an event of the watch: a version, or a deletion, which has a version too.
-func (p *State) OnEvent(lease *coordinationv1.Lease, deleted bool, now time.Duration) {
-	gapless := p.watchCaughtUp
-	p.watchCaughtUp = true
+func (s *State) OnEvent(lease *coordinationv1.Lease, deleted bool, now time.Duration) {
+	gapless := s.watchCaughtUp
+	s.watchCaughtUp = true
 	switch {
 	case !deleted:
-		p.learn(lease, now, gapless)
-	case p.lease == nil || isNewer(lease, p.lease):
-		p.learn(nil, now, gapless)
+		s.learn(lease, now, gapless)
+	case s.lease == nil || isNewer(lease, s.lease):
+		s.learn(nil, now, gapless)
 	}
 }
 
 // OnWatchEnd starts the watch again, at once if the last one was established. Meanwhile a standby polls.
-func (p *State) OnWatchEnd(f Failure, now time.Duration) {
-	lived := p.watchUp && now-p.watchUpAt > p.own.Retry
-	p.watching, p.watchUp = false, false
+func (s *State) OnWatchEnd(f Failure, now time.Duration) {
+	lived := s.watchUp && now-s.watchUpAt > s.timing.Retry
+	s.watching, s.watchUp = false, false
 	if lived {
-		p.watchFails = failures{}
+		s.watchFails = failures{}
 	}
 	switch {
 	case lived && f.Kind == FailNone:
-		p.watchAt = now
+		s.watchAt = now
 		return
 	case f.Kind == FailUnanswered:
-		p.watchAt = now + p.around(p.own.Retry)
+		s.watchAt = now + s.jittered(s.timing.Retry)
 	default:
 		f.Kind = FailRefused
-		p.watchFails.count(f)
-		p.watchAt = now + p.backoff(p.watchFails, p.own.Retry, MaxBackoff, f)
+		s.watchFails.count(f)
+		s.watchAt = now + s.backoff(s.watchFails, s.timing.Retry, MaxBackoff, f)
 	}
-	if p.readFails.n == 0 {
-		p.readAt = min(p.readAt, now+p.around(p.own.Retry))
+	if s.readFails.n == 0 {
+		s.readAt = min(s.readAt, now+s.jittered(s.timing.Retry))
 	}
 }
 
 // restartWatch starts the watch again.
-func (p *State) restartWatch(now time.Duration) {
-	if p.watching {
-		p.watching, p.watchUp, p.watchAt = false, false, now
+func (s *State) restartWatch(now time.Duration) {
+	if s.watching {
+		s.watching, s.watchUp, s.watchAt = false, false, now
 	}
 }
 
 // nextRead returns when a standby reads the Lease next, if nothing happens before. With a watch, it is when
 // the next watch begins.
-func (p *State) nextRead(now time.Duration) time.Duration {
-	if p.watchUp {
+func (s *State) nextRead(now time.Duration) time.Duration {
+	if s.watchUp {
 		return never
 	}
-	return now + p.around(p.own.Retry)
+	return now + s.jittered(s.timing.Retry)
 }
 
-// patience returns how long to wait at most between two reads or writes that fail. A refusal will last,
+// backoffLimit returns how long to wait at most between two reads or writes that fail. A refusal will last,
 // but a leader must try again before its term ends.
-func (p *State) patience(f Failure) time.Duration {
-	if p.holding || f.Kind == FailUnanswered {
-		return p.own.Retry
+func (s *State) backoffLimit(f Failure) time.Duration {
+	if s.holding || f.Kind == FailUnanswered {
+		return s.timing.Retry
 	}
-	return max(p.own.Retry, MaxBackoff)
+	return max(s.timing.Retry, MaxBackoff)
 }
 
 // backoff returns how long to wait after failures: around first, then four times as long each time,
 // up to most; and for as long as the API server asks, unless that costs the term.
-func (p *State) backoff(fails failures, first, most time.Duration, f Failure) time.Duration {
+func (s *State) backoff(fails failures, first, most time.Duration, f Failure) time.Duration {
 	d := first
 	for n := 1; n < fails.n && d < most; n++ {
 		d *= 4
 	}
-	if p.holding {
-		f.After = min(f.After, p.own.Retry)
+	if s.holding {
+		f.After = min(f.After, s.timing.Retry)
 	}
-	return max(p.around(min(d, most)), f.After)
+	return max(s.jittered(min(d, most)), f.After)
 }
 
-// around returns a random duration between half of d and one and a half d.
-func (p *State) around(d time.Duration) time.Duration {
-	return d/2 + time.Duration(p.jitter.Int64N(int64(d)))
+// jittered returns a random duration between half of d and one and a half d.
+func (s *State) jittered(d time.Duration) time.Duration {
+	return d/2 + time.Duration(s.jitter.Int64N(int64(d)))
 }

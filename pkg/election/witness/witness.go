@@ -49,20 +49,20 @@ const (
 )
 
 var (
-	errOther  = errors.New("another process answers at this address")
-	errStatus = errors.New("the process does not serve this standby")
+	errOtherProcess = errors.New("another process answers at this address")
+	errStatus       = errors.New("the process does not serve this standby")
 )
 
 // Witness serves standbys, and implements election.Witness for this process when it is a standby.
 type Witness struct {
 	address  string
 	identity string
-	served   chan struct{} // holds one value for each standby
+	slots    chan struct{} // holds one value for each standby
 }
 
 // New returns the witness of a process that serves the address.
 func New(address netip.AddrPort, identity string) *Witness {
-	return &Witness{address: address.String(), identity: identity, served: make(chan struct{}, maxStandbys)}
+	return &Witness{address: address.String(), identity: identity, slots: make(chan struct{}, maxStandbys)}
 }
 
 // Address returns where standbys reach this process.
@@ -77,8 +77,8 @@ func (w *Witness) ServeHTTP(resp http.ResponseWriter, req *http.Request) {
 		return
 	}
 	select {
-	case w.served <- struct{}{}:
-		defer func() { <-w.served }()
+	case w.slots <- struct{}{}:
+		defer func() { <-w.slots }()
 	default:
 		http.Error(resp, "too many standbys", http.StatusServiceUnavailable)
 		return
@@ -100,7 +100,7 @@ func (w *Witness) ServeHTTP(resp http.ResponseWriter, req *http.Request) {
 }
 
 // Watch implements election.Witness.
-func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report func(protocol.LeaderState)) {
+func (w *Witness) Watch(ctx context.Context, process protocol.LeaderProcess, report func(protocol.LeaderState)) {
 	if process.Address == w.address && protocol.PodOf(process.Holder) == protocol.PodOf(w.identity) {
 		// The process ran in this Pod before: the kubelet starts a container only when the last one has ended.
 		report(protocol.LeaderGone)
@@ -115,7 +115,7 @@ func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report fu
 		DisableCompression:    true,
 	}
 	state, began := protocol.LeaderUnknown, time.Now()
-	see := func(now protocol.LeaderState) {
+	reportChange := func(now protocol.LeaderState) {
 		if now != state {
 			state = now
 			report(now)
@@ -129,18 +129,18 @@ func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report fu
 		switch {
 		case err == nil:
 			answered := time.Now()
-			err = follow(body, end, func() { see(protocol.LeaderAnswers) })
+			err = readBeats(body, end, func() { reportChange(protocol.LeaderAnswers) })
 			hungUp = errors.Is(err, io.ErrUnexpectedEOF) // a reset may be a firewall's
 			if time.Since(answered) > silenceTimeout {
 				pause = redialMin
 			}
 		case ctx.Err() != nil:
-		case hungUp && (errors.Is(err, errOther) || errors.Is(err, syscall.ECONNREFUSED)):
+		case hungUp && (errors.Is(err, errOtherProcess) || errors.Is(err, syscall.ECONNREFUSED)):
 			end()
-			see(protocol.LeaderGone)
+			reportChange(protocol.LeaderGone)
 			return
 		case state == protocol.LeaderUnknown && time.Since(began) >= unreachableAfter:
-			see(protocol.LeaderUnreachable)
+			reportChange(protocol.LeaderUnreachable)
 		}
 		end()
 		select {
@@ -153,7 +153,7 @@ func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report fu
 }
 
 // dial returns the response of the process, which goes on until ctx ends.
-func dial(ctx context.Context, transport *http.Transport, process protocol.Watched) (io.ReadCloser, error) {
+func dial(ctx context.Context, transport *http.Transport, process protocol.LeaderProcess) (io.ReadCloser, error) {
 	address, err := netip.ParseAddrPort(process.Address) // an edited Lease must choose no more than this
 	if err != nil {
 		return nil, err
@@ -169,16 +169,16 @@ func dial(ctx context.Context, transport *http.Transport, process protocol.Watch
 	case resp.StatusCode == http.StatusOK:
 		return resp.Body, nil
 	case resp.StatusCode == http.StatusGone:
-		err = errOther
+		err = errOtherProcess
 	default:
 		err = errStatus
 	}
 	return nil, errors.Join(err, resp.Body.Close())
 }
 
-// follow reads the response until it ends and returns why. It calls beat after each read, and end if
+// readBeats reads the response until it ends and returns why. It calls beat after each read, and end if
 // nothing comes for a while.
-func follow(body io.ReadCloser, end, beat func()) error {
+func readBeats(body io.ReadCloser, end, beat func()) error {
 	timer := time.AfterFunc(silenceTimeout, end)
 	defer timer.Stop()
 	var buf [64]byte

@@ -101,8 +101,8 @@ var serverTLS = sync.OnceValue(func() *tls.Config {
 })
 
 // process returns how others look at the leader.
-func (l *leader) process() protocol.Watched {
-	return protocol.Watched{Holder: l.identity, Address: l.Address()}
+func (l *leader) process() protocol.LeaderProcess {
+	return protocol.LeaderProcess{Holder: l.identity, Address: l.Address()}
 }
 
 // die closes the sockets as the kernel does when a process is killed.
@@ -131,7 +131,7 @@ type standby struct {
 	seen chan protocol.LeaderState
 }
 
-func watch(t *testing.T, process protocol.Watched) *standby {
+func startStandby(t *testing.T, process protocol.LeaderProcess) *standby {
 	t.Helper()
 	own := New(netip.MustParseAddrPort("127.0.0.1:2"), "standby_1")
 	s := &standby{t: t, seen: make(chan protocol.LeaderState, 100)}
@@ -170,7 +170,7 @@ func (s *standby) expectNothing(d time.Duration) {
 	}
 }
 
-func TestWatch(t *testing.T) {
+func TestOnlyAKilledProcessIsGone(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		end  func(l *leader)
@@ -195,14 +195,14 @@ func TestWatch(t *testing.T) {
 			l.stopAll()
 		}, false},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLeader(t, "127.0.0.1:0")
-			s := watch(t, l.process())
+			s := startStandby(t, l.process())
 			s.expect(protocol.LeaderAnswers)
-			test.end(l)
-			if test.gone {
+			tc.end(l)
+			if tc.gone {
 				s.expect(protocol.LeaderGone)
 			} else {
 				s.expectNothing(time.Second)
@@ -211,10 +211,10 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestWatchAgain(t *testing.T) {
+func TestStandbyConnectsAnewAfterAHangUp(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
-	s := watch(t, l.process())
+	s := startStandby(t, l.process())
 	s.expect(protocol.LeaderAnswers)
 	<-l.listener.accepted
 	l.hangUp(func(conn *net.TCPConn) { _ = conn.Close() })
@@ -234,7 +234,7 @@ func TestHungProcessIsNotGone(t *testing.T) {
 	t.Cleanup(func() { _ = proxy.Close() })
 	gate := &gate{}
 	go gate.serve(proxy, l.Address())
-	s := watch(t, protocol.Watched{Holder: l.identity, Address: proxy.Addr().String()})
+	s := startStandby(t, protocol.LeaderProcess{Holder: l.identity, Address: proxy.Addr().String()})
 	s.expect(protocol.LeaderAnswers)
 	<-l.asked
 	gate.mu.Lock() // nothing passes
@@ -282,27 +282,27 @@ func (g *gate) pass(from, to net.Conn) {
 	}
 }
 
-func TestWatchUnreachable(t *testing.T) {
+func TestProcessThatNeverAnswersIsUnreachable(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(t *testing.T) protocol.Watched{
-		"nobody listens": func(*testing.T) protocol.Watched {
-			return protocol.Watched{Address: "127.0.0.1:1"}
+	tests := map[string]func(t *testing.T) protocol.LeaderProcess{
+		"nobody listens": func(*testing.T) protocol.LeaderProcess {
+			return protocol.LeaderProcess{Address: "127.0.0.1:1"}
 		},
-		"another process has answered from the beginning": func(t *testing.T) protocol.Watched {
+		"another process has answered from the beginning": func(t *testing.T) protocol.LeaderProcess {
 			t.Helper()
-			return protocol.Watched{Holder: "other_1", Address: newLeader(t, "127.0.0.1:0").Address()}
+			return protocol.LeaderProcess{Holder: "other_1", Address: newLeader(t, "127.0.0.1:0").Address()}
 		},
-		"the process's address has a name": func(t *testing.T) protocol.Watched {
+		"the process's address has a name": func(t *testing.T) protocol.LeaderProcess {
 			t.Helper()
 			process := newLeader(t, "127.0.0.1:0").process()
 			process.Address = strings.Replace(process.Address, "127.0.0.1", "localhost", 1)
 			return process
 		},
-		"the process serves too many others": func(t *testing.T) protocol.Watched {
+		"the process serves too many others": func(t *testing.T) protocol.LeaderProcess {
 			t.Helper()
 			l := newLeader(t, "127.0.0.1:0")
 			for range maxStandbys {
-				l.served <- struct{}{}
+				l.slots <- struct{}{}
 			}
 			return l.process()
 		},
@@ -310,29 +310,29 @@ func TestWatchUnreachable(t *testing.T) {
 	for name, process := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			watch(t, process(t)).expect(protocol.LeaderUnreachable)
+			startStandby(t, process(t)).expect(protocol.LeaderUnreachable)
 		})
 	}
 }
 
-func TestWatchPredecessor(t *testing.T) {
+func TestEarlierProcessOfOnesOwnPodIsGone(t *testing.T) {
 	t.Parallel()
 	w := New(netip.MustParseAddrPort("127.0.0.1:1"), "a-0_2")
-	for name, test := range map[string]struct {
-		process protocol.Watched
+	for name, tc := range map[string]struct {
+		process protocol.LeaderProcess
 		want    protocol.LeaderState
 	}{
-		"the last life of the same Pod has ended": {protocol.Watched{Holder: "a-0_1", Address: "127.0.0.1:1"}, protocol.LeaderGone},
-		"another Pod with this address may live":  {protocol.Watched{Holder: "a-1_1", Address: "127.0.0.1:1"}, protocol.LeaderUnreachable},
-		"another process of the Pod may live":     {protocol.Watched{Holder: "a-0_1", Address: "127.0.0.1:2"}, protocol.LeaderUnreachable},
+		"the last life of the same Pod has ended": {protocol.LeaderProcess{Holder: "a-0_1", Address: "127.0.0.1:1"}, protocol.LeaderGone},
+		"another Pod with this address may live":  {protocol.LeaderProcess{Holder: "a-1_1", Address: "127.0.0.1:1"}, protocol.LeaderUnreachable},
+		"another process of the Pod may live":     {protocol.LeaderProcess{Holder: "a-0_1", Address: "127.0.0.1:2"}, protocol.LeaderUnreachable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
-			w.Watch(ctx, test.process, func(got protocol.LeaderState) {
+			w.Watch(ctx, tc.process, func(got protocol.LeaderState) {
 				stop()
-				if got != test.want {
+				if got != tc.want {
 					t.Errorf("got %s", got)
 				}
 			})

@@ -75,15 +75,15 @@ const (
 
 // Fence admits writes while a term is valid by its clock.
 type Fence struct {
-	clock   Clock
-	refused func()
+	clock     Clock
+	onRefused func()
 
 	mu       sync.Mutex
 	state    state
 	deadline time.Duration // of the term, on clock
 	inFlight map[*admission]struct{}
 	idle     chan struct{} // made by Drain, closed when inFlight is empty
-	quiet    time.Duration // when no write that got no answer can be executed any more
+	quietAt  time.Duration // when no write that got no answer can be executed any more
 }
 
 // admission is one write between the check and its response.
@@ -94,8 +94,8 @@ type admission struct {
 }
 
 // New returns a fence that refuses every write. It calls refused for each refusal.
-func New(clock Clock, refused func()) *Fence {
-	return &Fence{clock: clock, refused: refused, inFlight: map[*admission]struct{}{}}
+func New(clock Clock, onRefused func()) *Fence {
+	return &Fence{clock: clock, onRefused: onRefused, inFlight: map[*admission]struct{}{}}
 }
 
 // TurnOff admits every write from now on.
@@ -132,7 +132,7 @@ func (f *Fence) Close() {
 	defer f.mu.Unlock()
 	f.state = closed
 	for a := range f.inFlight {
-		f.end(a)
+		f.endWrite(a)
 	}
 }
 
@@ -144,7 +144,7 @@ func (f *Fence) Drain() <-chan struct{} {
 	defer f.mu.Unlock()
 	for a := range f.inFlight {
 		if a.elsewhere {
-			f.end(a)
+			f.endWrite(a)
 		}
 	}
 	f.idle = make(chan struct{})
@@ -155,8 +155,8 @@ func (f *Fence) Drain() <-chan struct{} {
 	return f.idle
 }
 
-// end cancels a write.
-func (f *Fence) end(a *admission) {
+// endWrite cancels a write.
+func (f *Fence) endWrite(a *admission) {
 	a.ended = true
 	a.cancel(ErrTermEnded)
 }
@@ -175,7 +175,7 @@ func (f *Fence) isBusy() bool {
 func (f *Fence) QuietAt() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.quiet
+	return f.quietAt
 }
 
 // Admits reports whether a write would pass at that time.
@@ -216,15 +216,15 @@ func (f *Fence) isSendable(a *admission) bool {
 	return !a.ended
 }
 
-// done removes a write from those in flight and reports whether its term ended meanwhile. unknown
+// finish removes a write from those in flight and reports whether its term ended meanwhile. unknown
 // reports that the write may still be executed.
-func (f *Fence) done(a *admission, unknown bool) bool {
+func (f *Fence) finish(a *admission, outcomeUnknown bool) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.inFlight, a)
-	if unknown && !a.elsewhere { // rule 8: the release waits for it
-		f.quiet = now + serverTimeout
+	if outcomeUnknown && !a.elsewhere { // rule 8: the release waits for it
+		f.quietAt = now + serverTimeout
 	}
 	if f.idle != nil && !a.elsewhere && !f.isBusy() {
 		close(f.idle) // at most once: after Drain, nothing is admitted
@@ -264,11 +264,11 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper must close it; the error does not matter
 		}
-		t.fence.refused()
+		t.fence.onRefused()
 		return nil, fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, ErrNotLeading)
 	}
-	resp, err := t.next.RoundTrip(t.admitted(ctx, req, a))
-	ended := t.fence.done(a, isOutcomeUnknown(resp, err))
+	resp, err := t.next.RoundTrip(t.fencedRequest(ctx, req, a))
+	ended := t.fence.finish(a, isOutcomeUnknown(resp, err))
 	if err != nil {
 		cancel(nil)
 		if ended {
@@ -286,9 +286,9 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper implements net.RoundTripperWrapper, by which client-go closes idle connections.
 func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-// connects matches the subresources that run commands in Pods or pass requests on to them, with any
+// connectPattern matches the subresources that run commands in Pods or pass requests on to them, with any
 // method: kubectl exec is a GET that upgrades to a WebSocket.
-var connects = regexp.MustCompile(`/(pods|services|nodes)/[^/]+/(exec|attach|portforward|proxy)(/|$)`)
+var connectPattern = regexp.MustCompile(`/(pods|services|nodes)/[^/]+/(exec|attach|portforward|proxy)(/|$)`)
 
 // IsWrite reports whether a request may change something: every request but GET, HEAD and OPTIONS, and
 // each that may open a connection in both directions. The fence cannot see whether a GET does, since
@@ -298,7 +298,7 @@ func IsWrite(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
 		path := req.URL.Path
-		return connects.MatchString(path) || isForeignSubresource(path)
+		return connectPattern.MatchString(path) || isForeignSubresource(path)
 	}
 	return true
 }
@@ -327,14 +327,14 @@ func isOutcomeUnknown(resp *http.Response, err error) bool {
 	if err == nil {
 		return resp.StatusCode >= http.StatusInternalServerError
 	}
-	var failed *net.OpError
-	return !errors.As(err, &failed) || failed.Op != "dial"
+	var opErr *net.OpError
+	return !errors.As(err, &opErr) || opErr.Op != "dial"
 }
 
-// admitted returns the request with the context of its admission and a body that checks the fence
+// fencedRequest returns the request with the context of its admission and a body that checks the fence
 // again at every read by the transport. Dialing and the handshake may take long, but the last read
 // precedes the end of the request, and the API server does not execute an incomplete request.
-func (t *fencedTransport) admitted(ctx context.Context, req *http.Request, a *admission) *http.Request {
+func (t *fencedTransport) fencedRequest(ctx context.Context, req *http.Request, a *admission) *http.Request {
 	out := req.WithContext(ctx)
 	if req.Body == nil || req.Body == http.NoBody {
 		return out

@@ -72,32 +72,32 @@ func TestFenceAdmits(t *testing.T) {
 		"a term that has ended reads nevertheless":                {http.MethodGet, func(f *Fence) { opened(f); f.Close() }, 11 * time.Second, true},
 		"an empty method is a GET as net/http has it":             {"", func(*Fence) {}, 0, true},
 	}
-	for name, test := range tests {
+	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			clock := &setClock{}
 			f, _ := newTestFence(clock)
-			test.prepare(f)
-			clock.set(test.now)
+			tc.prepare(f)
+			clock.set(tc.now)
 			sent := false
 			transport := f.Transport(roundTripper(func(*http.Request) (*http.Response, error) {
 				sent = true
 				return &http.Response{Body: http.NoBody}, nil
 			}))
-			req, err := http.NewRequestWithContext(t.Context(), test.method, "http://api/x", strings.NewReader("{}"))
+			req, err := http.NewRequestWithContext(t.Context(), tc.method, "http://api/x", strings.NewReader("{}"))
 			assert.NoError(t, err)
-			req.Method = test.method
+			req.Method = tc.method
 			resp, err := transport.RoundTrip(req)
 			if err == nil {
 				err = resp.Body.Close()
 			}
-			if sent != test.want || (err == nil) != test.want || err != nil && !errors.Is(err, ErrNotLeading) {
-				t.Errorf("sent %t, error %v; want sent %t", sent, err, test.want)
+			if sent != tc.want || (err == nil) != tc.want || err != nil && !errors.Is(err, ErrNotLeading) {
+				t.Errorf("sent %t, error %v; want sent %t", sent, err, tc.want)
 			}
 		})
 	}
 }
 
-func TestIsWrite(t *testing.T) {
+func TestConnectionsCountAsWrites(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/api/v1/namespaces/ns/pods/p":     false,
 		"/api/v1/namespaces/ns/pods/p/log": false,
