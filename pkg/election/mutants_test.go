@@ -83,7 +83,7 @@ var allMutants = []mutant{
 
 	// 8: the release is the last.
 	{"8: the release precedes the drain", true, "run.go",
-		"e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx))\ne.protocol.OnQuiet(0, 0)"},
+		"e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx))\ne.state.OnQuiet(0, 0)"},
 	{"8: the release does not wait for writes in flight", false, "run.go",
 		"e.idle = e.lock.fence.Drain()", "e.lock.fence.Drain()\nclosed := make(chan struct{})\nclose(closed)\ne.idle = closed"},
 	{"8: the release does not wait for a write without an answer", false, "writefence/fence.go",
@@ -105,14 +105,14 @@ var allMutants = []mutant{
 	{"10: an older version is a late echo, whoever tells it", true, "protocol/state.go",
 		"case s.readFrom == newest && isOlder(lease, newest): // rule 10", "case false:"},
 
-	// 11: what a term owes.
-	{"11: what is owed does not keep the Lease from being released", true, "protocol/term.go",
+	// 11: a term that needs a proof.
+	{"11: a missing proof does not keep the Lease from being released", true, "protocol/term.go",
 		"func (s *State) releaseAt() time.Duration { return max(s.quietAt, s.proofUntil) }", "func (s *State) releaseAt() time.Duration { return s.quietAt }"},
-	{"11: what is owed does not keep lead from starting", true, "protocol/term.go",
+	{"11: a missing proof does not keep lead from starting", true, "protocol/term.go",
 		"case s.admitted && now >= s.proofUntil: // rule 11", "case s.admitted:"},
-	{"11: a term owes nothing", false, "protocol/state.go",
+	{"11: no term needs a proof", false, "protocol/state.go",
 		"act.ProofUntil, at = at, now", "at = now"},
-	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
+	{"11: a term needs a proof for less than its predecessor's claim", false, "protocol/state.go",
 		"act.ProofUntil, at = at, now", "act.ProofUntil, at = at-s.timing.Lease/2, now"},
 	{"11: no hint counts", false, "protocol/state.go",
 		"case now < at && s.isLeaderGone(): // rule 11", "case false:"},
@@ -145,7 +145,7 @@ var allMutants = []mutant{
 	{"fence: the leader does not name itself again", false, "apifence/name.go",
 		"if err := f.nameLeader(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
 	{"fence: a holder that cannot lead keeps the Lease", false, "protocol/term.go",
-		"case !s.admitted && now >= s.acquiredAt+s.timing.Lease:\n\t\treturn ActGiveUp", "case !s.admitted && now >= s.acquiredAt+s.timing.Lease:\n\t\ts.began = now"},
+		"case !s.admitted && now >= s.acquiredAt+s.timing.Lease:\n\t\treturn ActGiveUp", "case !s.admitted && now >= s.acquiredAt+s.timing.Lease:\n\t\ts.acquiredAt = now"},
 }
 
 // TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,

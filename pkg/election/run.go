@@ -169,8 +169,8 @@ func (e *elector) now() time.Duration { return e.lock.candidate.Clock.Now() }
 
 func (e *elector) logger() klog.Logger { return klog.FromContext(e.ctx) }
 
-// beginTerm names this replica, which has won the Lease, for the fence in the API server. If the term owes
-// anything, it also proves that no predecessor can write.
+// beginTerm names this replica, which has won the Lease, for the fence in the API server. If the term must
+// be proved, it also proves that no predecessor can write.
 func (e *elector) beginTerm() {
 	e.stopAsking() // NameLeader and KeepNamed ask
 	e.lookAt(protocol.LeaderProcess{})
@@ -253,8 +253,8 @@ func (e *elector) leadReturned() {
 	}
 }
 
-// reportQuiet tells the protocol, once no write of lead is in flight, when none of them can be executed any more:
-// from then on the Lease may be released (rule 8).
+// reportQuiet tells the protocol, once no write of lead is in flight, when none of them can be executed any
+// more: from then on the Lease may be released (rule 8).
 func (e *elector) reportQuiet() { e.state.OnQuiet(e.lock.fence.QuietAt(), e.now()) }
 
 // endRun returns from Run.

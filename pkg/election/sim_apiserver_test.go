@@ -20,13 +20,13 @@ type simServer struct {
 	index int
 
 	mu                sync.Mutex
-	behindSince       time.Time // since when its watch of the store shows nothing new
-	stalledUntil      time.Time // until then
-	busyUntil         time.Time // until when requests wait in its queue
+	behindSince       time.Time // time from which its watch of the store shows nothing new
+	stalledUntil      time.Time // time until which that lasts
+	busyUntil         time.Time // time until which requests wait in its queue
 	seen              []simView // every version of the parameter and when this server sees it
 	policy            []simPolicy
-	stoppedUntil      time.Time // until then it does nothing, and keeps the requests
-	leaseStoppedUntil time.Time // until then it keeps the requests for the Lease
+	stoppedUntil      time.Time // time until which it does nothing, and keeps the requests
+	leaseStoppedUntil time.Time // time until which it keeps the requests for the Lease
 }
 
 // simPolicy is a state of the policy and when a server sees it.

@@ -53,11 +53,11 @@ type auditor struct {
 	mu             sync.Mutex
 	history        []historyEntry
 	violations     []violation
-	unsureUntil    simTime                  // until then, something happened that no client can tell
+	unsureUntil    simTime                  // until then no client can tell what has happened, so no client's fence is judged
 	pollingUntil   time.Time                // until then, standbys may read the Lease instead of watching it
 	tamperedAt     time.Time                // when the Lease was last edited or deleted
 	editWaitUntil  time.Time                // until then, a record that was edited may be waited for
-	longestEdit    time.Duration            // that was edited into the record
+	longestEdit    time.Duration            // the longest duration that was edited into the record
 	renewable      bool                     // a renewal ends editWaitUntil: nothing but durations was edited
 	fencelessUntil time.Time                // until when there is no fence in the API server
 	era            int                      // counts the edits after which terms may repeat
@@ -76,7 +76,8 @@ type auditor struct {
 type simCount struct {
 	terms  int
 	writes int // executed
-	// stale writes were executed after the reign of another began, overtaken ones after that reign's first write.
+	// stale writes were executed after the reign of another began, overtaken ones after that reign's first
+	// write.
 	stale, overtaken int
 	judged, waited   int           // overtaken ones within a limit, see limitOf
 	admitted         int           // stale writes that passed the server's fence

@@ -29,35 +29,33 @@ type simFault struct {
 
 // simFaults are the faults of a simulation. Their effect depends only on the seed.
 var simFaults = []simFault{
-	{"a partition", 4, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { s.lossy(p, loseAll, duration) }},
-	{"responses are lost", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
-		s.lossy(p, loseResponses, duration)
-	}},
-	{"a slow network", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
+	{"a partition", 4, false, func(s *simulation, _ *rand.Rand, p *simProc, d time.Duration) { s.lossy(p, loseAll, d) }},
+	{"responses are lost", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, d time.Duration) { s.lossy(p, loseResponses, d) }},
+	{"a slow network", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, d time.Duration) {
 		p.link.set(func(l *simLink) { l.slow = s.cfg.RenewDeadline.Duration / 2 })
-		pass(duration)
+		pass(d)
 		p.link.set(func(l *simLink) { l.slow = 0 })
 	}},
-	{"slow responses, then none", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
+	{"slow responses, then none", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, d time.Duration) {
 		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.RenewDeadline.Duration / 2 })
-		pass(duration / 2)
-		s.lossy(p, loseAll, duration)
+		pass(d / 2)
+		s.lossy(p, loseAll, d)
 		p.link.set(func(l *simLink) { l.slowAnswers = 0 })
 	}},
-	{"a pause", 6, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { p.pause(duration) }},
-	{"a freeze, in which the clock stands still", 1, true, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { p.freeze(duration) }},
-	{"a kill", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
+	{"a pause", 6, false, func(_ *simulation, _ *rand.Rand, p *simProc, d time.Duration) { p.pause(d) }},
+	{"a freeze, in which the clock stands still", 1, true, func(_ *simulation, _ *rand.Rand, p *simProc, d time.Duration) { p.freeze(d) }},
+	{"a kill", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, d time.Duration) {
 		p.kill()
-		pass(duration)
+		pass(d)
 	}},
-	{"a power failure", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
+	{"a power failure", 2, false, func(_ *simulation, _ *rand.Rand, p *simProc, d time.Duration) {
 		p.losePower()
-		pass(duration)
+		pass(d)
 	}},
-	{"replicas do not reach each other", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) { p.separate(duration) }},
-	{"a Pod without a network", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, duration time.Duration) {
+	{"replicas do not reach each other", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, d time.Duration) { p.separate(d) }},
+	{"a Pod without a network", 3, false, func(_ *simulation, _ *rand.Rand, p *simProc, d time.Duration) {
 		p.lose(loseAll)
-		p.separate(duration)
+		p.separate(d)
 		p.lose(loseNothing)
 	}},
 	{"a stop in good order", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
@@ -74,56 +72,56 @@ var simFaults = []simFault{
 	{"watches end or show nothing more", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
 		s.store.stallWatches(func() bool { return rng.IntN(2) == 0 })
 	}},
-	{"the API servers fail", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) { s.suffer(internal, duration/2) }},
-	{"the API servers are overloaded", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) { s.suffer(overload, duration) }},
-	{"writing the Lease is forbidden", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) { s.suffer(forbidden, duration) }},
-	{"the namespace of the Lease is gone", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
+	{"the API servers fail", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) { s.suffer(internal, d/2) }},
+	{"the API servers are overloaded", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) { s.suffer(overload, d) }},
+	{"writing the Lease is forbidden", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) { s.suffer(forbidden, d) }},
+	{"the namespace of the Lease is gone", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) {
 		s.store.delete("admin")
-		s.suffer(noNamespace, duration)
+		s.suffer(noNamespace, d)
 	}},
-	{"the watches of an API server lag", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].stall(duration / 4)
-		pass(duration / 4)
+	{"the watches of an API server lag", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, d time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].stall(d / 4)
+		pass(d / 4)
 	}},
-	{"requests queue in an API server", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].clog(duration)
-		pass(duration)
+	{"requests queue in an API server", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, d time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].clog(d)
+		pass(d)
 	}},
-	{"an API server stands still and keeps the requests", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].standStill(duration/2, time.Duration(rng.Int64N(int64(time.Second))))
-		pass(duration)
+	{"an API server stands still and keeps the requests", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, d time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].standStill(d/2, time.Duration(rng.Int64N(int64(time.Second))))
+		pass(d)
 	}},
-	{"an API server's connections for Leases and Namespaces stand still", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, duration time.Duration) {
-		s.servers[rng.IntN(len(s.servers))].lagBehind(duration/2, time.Duration(rng.Int64N(int64(time.Second))))
-		pass(duration)
+	{"an API server's connections for Leases and Namespaces stand still", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, d time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].lagBehind(d/2, time.Duration(rng.Int64N(int64(time.Second))))
+		pass(d)
 	}},
-	{"a leader and its API server are cut off from the others", 3, false, func(s *simulation, rng *rand.Rand, p *simProc, duration time.Duration) {
+	{"a leader and its API server are cut off from the others", 3, false, func(s *simulation, rng *rand.Rand, p *simProc, d time.Duration) {
 		s.audit.mayPoll()
-		s.isolate(p, duration, time.Duration(rng.Int64N(int64(time.Second))))
-		pass(duration)
-		s.audit.mayPoll()
-	}},
-	{"a replica does not reach one of the API servers", 2, false, func(s *simulation, rng *rand.Rand, p *simProc, duration time.Duration) {
-		s.audit.mayPoll()
-		p.separateFrom(s.servers[rng.IntN(len(s.servers))], duration)
-		pass(duration)
+		s.isolate(p, d, time.Duration(rng.Int64N(int64(time.Second))))
+		pass(d)
 		s.audit.mayPoll()
 	}},
-	{"a webhook on Namespaces is away", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
+	{"a replica does not reach one of the API servers", 2, false, func(s *simulation, rng *rand.Rand, p *simProc, d time.Duration) {
+		s.audit.mayPoll()
+		p.separateFrom(s.servers[rng.IntN(len(s.servers))], d)
+		pass(d)
+		s.audit.mayPoll()
+	}},
+	{"a webhook on Namespaces is away", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) {
 		s.store.setWebhook(true)
-		pass(duration)
+		pass(d)
 		s.store.setWebhook(false)
 	}},
-	{"the fence's policy is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
-		s.audit.noFence(duration)
+	{"the fence's policy is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) {
+		s.audit.noFence(d)
 		s.store.setPolicyGone(true)
-		pass(duration)
+		pass(d)
 		s.store.setPolicyGone(false)
 	}},
-	{"the fence's Namespace is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, duration time.Duration) {
-		s.audit.noFence(duration)
+	{"the fence's Namespace is deleted for a while", 1, true, func(s *simulation, _ *rand.Rand, _ *simProc, d time.Duration) {
+		s.audit.noFence(d)
 		s.store.deleteNamespace("admin")
-		pass(duration)
+		pass(d)
 		s.store.createNamespace("admin")
 	}},
 	{"the name of the leader is wiped", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, _ time.Duration) { s.store.wipeName("admin") }},

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// TestSimulatedLateNameIsNotStored lets a leader name itself again by patches that wait in an API server, between
-// admission and store, until its successor has named itself and writes. The leader is cut off
-// meanwhile. When it comes back, it still believes in its term, so nothing but the condition on the
-// version keeps its name from being written, and then its writes from being admitted.
+// TestSimulatedLateNameIsNotStored lets a leader name itself again by patches that wait in an API server,
+// between admission and store, until its successor has named itself and writes. The leader is cut off
+// meanwhile. When it comes back, it still believes in its term, so nothing but the condition on the version
+// keeps its name from being written, and then its writes from being admitted.
 func TestSimulatedLateNameIsNotStored(t *testing.T) {
 	for seed := range uint64(20) {
 		runPlan(t, ours, simFences{client: true, server: true}, 1, seed, func(s *simulation) {
@@ -51,8 +51,8 @@ func TestSimulatedLateNameIsNotStored(t *testing.T) {
 	}
 }
 
-// TestSimulatedBarredHoldersGiveUp keeps every holder from naming itself. Each gives the Lease up after a lease
-// duration, by rule 12, and somebody leads soon after the webhook is back.
+// TestSimulatedBarredHoldersGiveUp keeps every holder from naming itself. Each gives the Lease up after a
+// lease duration, by rule 12, and somebody leads soon after the webhook is back.
 func TestSimulatedBarredHoldersGiveUp(t *testing.T) {
 	for seed := range uint64(5) {
 		runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {

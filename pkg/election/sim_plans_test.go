@@ -47,8 +47,9 @@ func TestSimulatedStaleWrites(t *testing.T) {
 	}
 }
 
-// TestSimulatedFreezeNeedsTheServersFence freezes the leader as a hypervisor does, so that its clock does not move, until
-// another leads. Its own fence then believes in its term; only the API server's refuses its writes.
+// TestSimulatedFreezeNeedsTheServersFence freezes the leader as a hypervisor does, so that its clock does not
+// move, until another leads. Its own fence then believes in its term; only the API server's refuses its
+// writes.
 func TestSimulatedFreezeNeedsTheServersFence(t *testing.T) {
 	for name, fences := range map[string]simFences{
 		"the frozen leader writes where the API server has no fence": {client: true},
@@ -73,8 +74,8 @@ func TestSimulatedFreezeNeedsTheServersFence(t *testing.T) {
 	}
 }
 
-// TestSimulatedLateNamingIsRefused freezes a replica which has taken the Lease and has not named itself yet, until
-// another leads. When it goes on, its own fence believes in its term, and it tries to name itself.
+// TestSimulatedLateNamingIsRefused freezes a replica which has taken the Lease and has not named itself yet,
+// until another leads. When it goes on, its own fence believes in its term, and it tries to name itself.
 func TestSimulatedLateNamingIsRefused(t *testing.T) {
 	late := 0
 	for seed := range uint64(20) {
@@ -108,7 +109,8 @@ func TestSimulatedLateNamingIsRefused(t *testing.T) {
 	}
 }
 
-// TestSimulatedIdleStandbySendsFewRequests checks how many requests a standby makes in an hour in which nothing happens.
+// TestSimulatedIdleStandbySendsFewRequests checks how many requests a standby makes in an hour in which
+// nothing happens.
 func TestSimulatedIdleStandbySendsFewRequests(t *testing.T) {
 	for name, fences := range map[string]simFences{
 		"it reads the Lease": {client: true}, "it asks for the fence in the API server": {client: true, server: true},
@@ -130,8 +132,8 @@ func TestSimulatedIdleStandbySendsFewRequests(t *testing.T) {
 	}
 }
 
-// TestSimulatedRefusedStandbySendsFewRequests checks how many requests a standby makes while the API servers refuse it for
-// long, and that somebody leads soon after.
+// TestSimulatedRefusedStandbySendsFewRequests checks how many requests a standby makes while the API servers
+// refuse it for long, and that somebody leads soon after.
 func TestSimulatedRefusedStandbySendsFewRequests(t *testing.T) {
 	tests := map[string]struct {
 		trouble          simTrouble
@@ -166,9 +168,9 @@ func TestSimulatedRefusedStandbySendsFewRequests(t *testing.T) {
 	}
 }
 
-// TestSimulatedRestoreEndsTheProcesses restores etcd from a snapshot under running replicas, so that versions go back.
-// All of them know a later version than the snapshot's, so the clients' fences must hold. They end, and
-// their next lives lead.
+// TestSimulatedRestoreEndsTheProcesses restores etcd from a snapshot under running replicas, so that versions
+// go back. All of them know a later version than the snapshot's, so the clients' fences must hold. They end,
+// and their next lives lead.
 func TestSimulatedRestoreEndsTheProcesses(t *testing.T) {
 	const requests = 100 // of a replica in the minute after
 	tests := map[string]struct {
@@ -212,8 +214,8 @@ func TestSimulatedRestoreEndsTheProcesses(t *testing.T) {
 	}
 }
 
-// TestSimulatedLossClosesTheFence takes the Lease from the leader and checks that its fence closes at once, or with
-// the next renewal if its watch is dead.
+// TestSimulatedLossClosesTheFence takes the Lease from the leader and checks that its fence closes at once,
+// or with the next renewal if its watch is dead.
 func TestSimulatedLossClosesTheFence(t *testing.T) {
 	for name, lose := range map[string]func(*simulation){
 		"the Lease is deleted": func(s *simulation) { s.store.delete("admin") },
@@ -259,8 +261,9 @@ func TestSimulatedLossClosesTheFence(t *testing.T) {
 	}
 }
 
-// TestSimulatedBlindStandbyWaits cuts a standby off until the claim that it knows has run out. When the standby sees
-// the Lease again, the Lease has been deleted and installed anew, free, and now the leader is cut off.
+// TestSimulatedBlindStandbyWaits cuts a standby off until the claim that it knows has run out. When the
+// standby sees the Lease again, the Lease has been deleted and installed anew, free, and now the leader is
+// cut off.
 func TestSimulatedBlindStandbyWaits(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()
@@ -279,8 +282,8 @@ func TestSimulatedBlindStandbyWaits(t *testing.T) {
 	})
 }
 
-// TestSimulatedReleaseIsTakenAtOnce stops a leader in good order. The next one does not wait, not even for the second
-// that a released Lease has as its duration.
+// TestSimulatedReleaseIsTakenAtOnce stops a leader in good order. The next one does not wait, not even for
+// the second that a released Lease has as its duration.
 func TestSimulatedReleaseIsTakenAtOnce(t *testing.T) {
 	released := 0
 	for seed := range uint64(10) {
@@ -303,8 +306,8 @@ func TestSimulatedReleaseIsTakenAtOnce(t *testing.T) {
 	}
 }
 
-// TestSimulatedPartitionCancelsWrites cuts off a leader that waits for the answer to a write, and checks that it waits no
-// longer than its term and the time to cancel the write.
+// TestSimulatedPartitionCancelsWrites cuts off a leader that waits for the answer to a write, and checks that
+// it waits no longer than its term and the time to cancel the write.
 func TestSimulatedPartitionCancelsWrites(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()

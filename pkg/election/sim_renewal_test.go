@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// TestSimulatedLateAnswerDoesNotOpenTheFence pauses a leader between two steps of processing the answer to a renewal, at
-// one of the next readings of its clock. It goes on after the term that it had without this answer,
-// but within the term that it would have by it. Once its fence has refused a write, it must not open
+// TestSimulatedLateAnswerDoesNotOpenTheFence pauses a leader between two steps of processing the answer to a
+// renewal, at one of the next readings of its clock. It goes on after the term that it had without this
+// answer, but within the term that it would have by it. Once its fence has refused a write, it must not open
 // again: rule 2.
 func TestSimulatedLateAnswerDoesNotOpenTheFence(t *testing.T) {
 	const steps = 4 // of these, all but the last precede the extension of the term

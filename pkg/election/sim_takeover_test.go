@@ -10,7 +10,8 @@ import (
 
 // This file plays takeovers on evidence, by rule 11.
 
-// TestSimulatedTakeoverIsInTime ends a leader and checks how soon another holds the Lease and how soon it leads.
+// TestSimulatedTakeoverIsInTime ends a leader and checks how soon another holds the Lease and how soon it
+// leads.
 func TestSimulatedTakeoverIsInTime(t *testing.T) {
 	const s = time.Second
 	both := simFences{client: true, server: true}
@@ -88,8 +89,8 @@ func TestSimulatedTakeoverIsInTime(t *testing.T) {
 	}
 }
 
-// TestSimulatedSeparationMovesNoLeadership cuts the connections between replicas, of which none alone may move the
-// leadership.
+// TestSimulatedSeparationMovesNoLeadership cuts the connections between replicas, of which none alone may
+// move the leadership.
 func TestSimulatedSeparationMovesNoLeadership(t *testing.T) {
 	for name, trouble := range map[string]func(s *simulation, leader *simProc){
 		"the connections are cut for an hour": func(*simulation, *simProc) { pass(time.Hour) },

@@ -35,9 +35,9 @@ const (
 	verdictForeign   verdict = "has a fence of another installation, which refuses this ServiceAccount's writes"
 )
 
-// askVerdict finds out by a dry run how an API server judges this replica. The policy always refuses the dry run,
-// with a message that says which Pod and which leader it sees. Reading the policy would not show whether it
-// is bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
+// askVerdict finds out by a dry run how an API server judges this replica. The policy always refuses the dry
+// run, with a message that says which Pod and which leader it sees. Reading the policy would not show whether
+// it is bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
 // Namespace lags.
 func (f *Fence) askVerdict(ctx context.Context, client NamespaceClient) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.RequestTimeout)
@@ -79,7 +79,7 @@ func (f *Fence) Run(ctx context.Context) {
 	}
 }
 
-// reportState calls Found with the state that an answer shows; verdictNone shows none.
+// reportState calls OnState with the state that an answer shows; verdictNone shows none.
 func (f *Fence) reportState(ctx context.Context, reply verdict) {
 	switch {
 	case reply == verdictAbsent:

@@ -64,8 +64,8 @@ func (f *Fence) KeepNamed(ctx context.Context) error {
 	}
 }
 
-// nameLeader is NameLeader. For a leader it fails when the API server has not admitted it for AdmissionTimeout.
-// Requests without an answer do not count.
+// nameLeader is NameLeader. For a leader it fails when the API server has not admitted it for
+// AdmissionTimeout. Requests without an answer do not count.
 func (f *Fence) nameLeader(ctx context.Context, leads bool) error {
 	if !leads {
 		f.OnTrouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up

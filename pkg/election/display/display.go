@@ -91,8 +91,8 @@ type Status struct {
 	Leader      protocol.LeaderState `json:"leaderProcess"` // as seen by a standby
 }
 
-// New returns the display of a lock on the Lease. A holder that does not lead has a problem after troubleTimeout.
-// events and metrics may be nil.
+// New returns the display of a lock on the Lease. A holder that does not lead has a problem after
+// troubleTimeout. events and metrics may be nil.
 func New(
 	lease types.NamespacedName, identity string, troubleTimeout time.Duration, clock protocol.Clock, events EventRecorder, metrics *Metrics,
 ) *Display {

@@ -12,7 +12,7 @@ import (
 )
 
 // A standby may take the Lease before the holder's claim ends if the holder's process seems to have ended
-// (rule 11). This evidence only says when to try: what the term owes does not depend on it.
+// (rule 11). This evidence only says when to try: until when the term needs a proof does not depend on it.
 // pkg/election/witness looks at the process.
 
 // ProcessAnnotation is the annotation of the Lease in which the holder says how standbys reach its

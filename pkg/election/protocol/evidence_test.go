@@ -60,7 +60,7 @@ func TestEvidenceForATakeover(t *testing.T) {
 			free := state.freeAt()
 			act := state.Decide(4 * s)
 			if got := act.Kind == ActAcquire; got != tc.want || got && act.ProofUntil != free {
-				t.Errorf("it decides to %s, and owes until %s, want %s", act.Kind, act.ProofUntil, free)
+				t.Errorf("it decides to %s, and needs a proof until %s, want %s", act.Kind, act.ProofUntil, free)
 			}
 		})
 	}

@@ -21,11 +21,11 @@ type State struct {
 	// What is known of the Lease.
 	known         bool                  // whether lease is current: false before the first answer, and from a conflict until it is explained
 	lease         *coordinationv1.Lease // the newest version, nil if there is none
-	duration      time.Duration         // of the holder's claim, as the holder wrote it, whatever an edit says
+	duration      time.Duration         // how long the holder's claim lasts, as the holder wrote it, whatever an edit says
 	claimExpires  time.Duration         // when the holder's claim expires
-	distrustUntil time.Duration         // until when an earlier holder may act without a claim (rule 5)
-	restored      bool                  // whether the store was restored (rule 10)
-	endAt         time.Duration         // when a standby may end, if the store was restored
+	distrustUntil time.Duration         // time until which an earlier holder may still write although its claim is gone (rule 5)
+	restored      bool                  // whether the store was restored to an earlier state (rule 10)
+	endAt         time.Duration         // time from which a standby may end after the store was restored
 
 	// What is known of the holder's process, see evidence.go.
 	note        holderNote    // what the holder says of itself in lease
@@ -38,7 +38,7 @@ type State struct {
 	term       Term
 	acquiredAt time.Duration // when the acquisition was acknowledged
 	sent       time.Duration // when the last acknowledged write was about to be sent
-	proofUntil time.Duration // until when the term may not write without proof (rule 11)
+	proofUntil time.Duration // time until which the term may write only with a proof that every API server refuses the predecessors (rule 11)
 	admitted   bool          // whether the API server's fence admits this replica, or there is none
 	leading    bool          // whether lead was started
 	gaveUp     bool          // whether the attempt to lead was abandoned

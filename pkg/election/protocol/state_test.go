@@ -189,42 +189,42 @@ func TestDecideChoosesTheNextAction(t *testing.T) {
 		"its own name in the Lease gives a standby nothing":                {standby(func(state *State) { state.identity = "a" }), 0, wait(15 * s)},
 		"a standby that is to stop stops":                                  {standby(func(state *State) { state.OnStop(never, 15*s) }), 15 * s, end(ReasonNeverLed)},
 		"a standby does not stop before it knows what its write did":       {standby(func(state *State) { state.OnStop(never, 15*s); state.writing = true }), 15 * s, wait(never)},
-		"a leader renews":                                                           {leader(), 102 * s, Action{Kind: ActRenew}},
-		"a leader does not renew earlier":                                           {leader(), 101 * s, wait(102 * s)},
-		"a leader does not renew while a renewal is under way":                      {leader(func(state *State) { state.writing = true }), 102 * s, wait(110 * s)},
-		"a leader watches its own lease":                                            {leader(func(state *State) { state.watching = false }), 101 * s, Action{Kind: ActWatch}},
-		"a conflict is explained by a read":                                         {leader(func(state *State) { state.known, state.readAt = false, 102*s }), 102 * s, Action{Kind: ActRead}},
-		"nothing is written before a conflict is explained":                         {leader(func(state *State) { state.known, state.reading = false, true }), 105 * s, wait(110 * s)},
-		"a leader ends at the renew deadline":                                       {leader(), 110 * s, end(ReasonRenewDeadline)},
-		"a leader ends at the renew deadline although a renewal is under way":       {leader(func(state *State) { state.writing = true }), 110 * s, end(ReasonRenewDeadline)},
-		"a leader ends when its Lease is lost":                                      {leader(func(state *State) { state.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
-		"a leader that drains renews":                                               {leader(func(state *State) { state.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"a drain has an end":                                                        {leader(func(state *State) { state.OnStop(103*s, 101*s) }), 103 * s, end(ReasonDrainTimeout)},
-		"work that was left behind ends a drain":                                    {leader(func(state *State) { state.OnLeadReturned(130*s, 101*s, true) }), 101 * s, end(ReasonDrainTimeout)},
-		"the Lease is released when lead is quiet":                                  {leader(func(state *State) { state.OnQuiet(101*s, 101*s) }), 101 * s, Action{Kind: ActRelease}},
-		"the Lease is not released before lead is quiet":                            {leader(func(state *State) { state.OnQuiet(161*s, 101*s) }), 101 * s, wait(102 * s)},
-		"the Lease is renewed until lead is quiet":                                  {leader(func(state *State) { state.OnQuiet(161*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"the Lease is not renewed if the drain may not last until lead is quiet":    {leader(func(state *State) { state.OnStop(131*s, 101*s); state.OnQuiet(161*s, 101*s) }), 101 * s, end(ReasonDrainTimeout)},
-		"the Lease is not released while a renewal is under way":                    {leader(func(state *State) { state.OnQuiet(0, 101*s); state.writing = true }), 101 * s, wait(110 * s)},
-		"the Lease is not released before a conflict is explained":                  {leader(func(state *State) { state.OnQuiet(0, 101*s); state.known, state.reading = false, true }), 101 * s, wait(110 * s)},
-		"a release has an end":                                                      {leader(func(state *State) { state.OnQuiet(0, 101*s) }), 110 * s, end(ReasonReleaseFailed)},
-		"a holder that is not admitted yet renews":                                  {holder(), 102 * s, Action{Kind: ActRenew}},
-		"a holder that is not admitted does not lead when nothing is owed any more": {holder(func(state *State) { state.writing = true }), 110*s - 1, wait(110 * s)},
-		"a holder that is admitted does not lead while something is owed":           {holder((*State).OnAdmitted), 101 * s, wait(102 * s)},
-		"a holder leads at once when every API server refuses the predecessors":     {holder((*State).OnAdmitted, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
-		"a holder leads when the claims of the predecessors have ended":             {holder((*State).OnAdmitted, func(state *State) { state.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
-		"a holder that is not admitted gives up after a lease duration":             {holder(func(state *State) { state.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
-		"a holder that has given up releases the Lease":                             {holder(func(state *State) { state.sent = 114 * s; state.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
-		"a holder that is stopped does not release what it owes":                    {holder(func(state *State) { state.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
-		"a holder that is stopped renews what it owes":                              {holder(func(state *State) { state.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"a holder that is stopped releases the Lease when nothing is owed any more": {holder(func(state *State) { state.OnStop(130*s, 101*s); state.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
-		"a holder that is stopped releases the Lease when the refusal is proved":    {holder(func(state *State) { state.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
-		"a holder that may not drain that long lets the Lease expire":               {holder(func(state *State) { state.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
-		"a replica whose store was restored waits, whatever it knows":               {standby(func(state *State) { state.onRestored(5 * s) }), 16 * s, wait(20 * s)},
-		"a replica whose store was restored ends":                                   {standby(func(state *State) { state.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
-		"a leader whose store was restored ends":                                    {leader(func(state *State) { state.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
-		"a leader whose credentials are not accepted ends":                          {leader(func(state *State) { state.OnWriteFailed(state.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
-		"a releasing replica does not watch":                                        {leader(func(state *State) { state.OnQuiet(0, 101*s); state.watching, state.writing = false, true }), 101 * s, wait(110 * s)},
+		"a leader renews":                                                             {leader(), 102 * s, Action{Kind: ActRenew}},
+		"a leader does not renew earlier":                                             {leader(), 101 * s, wait(102 * s)},
+		"a leader does not renew while a renewal is under way":                        {leader(func(state *State) { state.writing = true }), 102 * s, wait(110 * s)},
+		"a leader watches its own lease":                                              {leader(func(state *State) { state.watching = false }), 101 * s, Action{Kind: ActWatch}},
+		"a conflict is explained by a read":                                           {leader(func(state *State) { state.known, state.readAt = false, 102*s }), 102 * s, Action{Kind: ActRead}},
+		"nothing is written before a conflict is explained":                           {leader(func(state *State) { state.known, state.reading = false, true }), 105 * s, wait(110 * s)},
+		"a leader ends at the renew deadline":                                         {leader(), 110 * s, end(ReasonRenewDeadline)},
+		"a leader ends at the renew deadline although a renewal is under way":         {leader(func(state *State) { state.writing = true }), 110 * s, end(ReasonRenewDeadline)},
+		"a leader ends when its Lease is lost":                                        {leader(func(state *State) { state.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
+		"a leader that drains renews":                                                 {leader(func(state *State) { state.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"a drain has an end":                                                          {leader(func(state *State) { state.OnStop(103*s, 101*s) }), 103 * s, end(ReasonDrainTimeout)},
+		"work that was left behind ends a drain":                                      {leader(func(state *State) { state.OnLeadReturned(130*s, 101*s, true) }), 101 * s, end(ReasonDrainTimeout)},
+		"the Lease is released when lead is quiet":                                    {leader(func(state *State) { state.OnQuiet(101*s, 101*s) }), 101 * s, Action{Kind: ActRelease}},
+		"the Lease is not released before lead is quiet":                              {leader(func(state *State) { state.OnQuiet(161*s, 101*s) }), 101 * s, wait(102 * s)},
+		"the Lease is renewed until lead is quiet":                                    {leader(func(state *State) { state.OnQuiet(161*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"the Lease is not renewed if the drain may not last until lead is quiet":      {leader(func(state *State) { state.OnStop(131*s, 101*s); state.OnQuiet(161*s, 101*s) }), 101 * s, end(ReasonDrainTimeout)},
+		"the Lease is not released while a renewal is under way":                      {leader(func(state *State) { state.OnQuiet(0, 101*s); state.writing = true }), 101 * s, wait(110 * s)},
+		"the Lease is not released before a conflict is explained":                    {leader(func(state *State) { state.OnQuiet(0, 101*s); state.known, state.reading = false, true }), 101 * s, wait(110 * s)},
+		"a release has an end":                                                        {leader(func(state *State) { state.OnQuiet(0, 101*s) }), 110 * s, end(ReasonReleaseFailed)},
+		"a holder that is not admitted yet renews":                                    {holder(), 102 * s, Action{Kind: ActRenew}},
+		"a holder that is not admitted does not lead when it needs no proof any more": {holder(func(state *State) { state.writing = true }), 110*s - 1, wait(110 * s)},
+		"a holder that is admitted does not lead while it needs a proof":              {holder((*State).OnAdmitted), 101 * s, wait(102 * s)},
+		"a holder leads at once when every API server refuses the predecessors":       {holder((*State).OnAdmitted, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
+		"a holder leads when the claims of the predecessors have ended":               {holder((*State).OnAdmitted, func(state *State) { state.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
+		"a holder that is not admitted gives up after a lease duration":               {holder(func(state *State) { state.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
+		"a holder that has given up releases the Lease":                               {holder(func(state *State) { state.sent = 114 * s; state.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
+		"a holder that is stopped does not release the Lease while it needs a proof":  {holder(func(state *State) { state.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
+		"a holder that is stopped renews the Lease while it needs a proof":            {holder(func(state *State) { state.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"a holder that is stopped releases the Lease when it needs no proof any more": {holder(func(state *State) { state.OnStop(130*s, 101*s); state.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
+		"a holder that is stopped releases the Lease when the refusal is proved":      {holder(func(state *State) { state.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
+		"a holder that may not drain that long lets the Lease expire":                 {holder(func(state *State) { state.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
+		"a replica whose store was restored waits, whatever it knows":                 {standby(func(state *State) { state.onRestored(5 * s) }), 16 * s, wait(20 * s)},
+		"a replica whose store was restored ends":                                     {standby(func(state *State) { state.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
+		"a leader whose store was restored ends":                                      {leader(func(state *State) { state.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
+		"a leader whose credentials are not accepted ends":                            {leader(func(state *State) { state.OnWriteFailed(state.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
+		"a releasing replica does not watch":                                          {leader(func(state *State) { state.OnQuiet(0, 101*s); state.watching, state.writing = false, true }), 101 * s, wait(110 * s)},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -430,8 +430,8 @@ func TestBackoffGrowsToItsLimit(t *testing.T) {
 	}
 }
 
-// TestProposalClaimsUntilNoProofIsNeeded checks that a record covers what its writer owes, for who knows
-// nothing but this record.
+// TestProposalClaimsUntilNoProofIsNeeded checks that a record lasts for as long as its writer needs a proof,
+// for who knows nothing but this record.
 func TestProposalClaimsUntilNoProofIsNeeded(t *testing.T) {
 	const s = time.Second
 	state := New("me", testTiming, "10.0.0.2:10357", true)
@@ -439,7 +439,7 @@ func TestProposalClaimsUntilNoProofIsNeeded(t *testing.T) {
 	act := Action{Kind: ActAcquire, ProofUntil: 60 * s}
 	wrote := state.Proposal(act, 2500*time.Millisecond, time.Unix(1000, 0))
 	if got := DurationOf(wrote, 0); got != 58*s {
-		t.Errorf("it claims %s, and owes 57.5 s", got)
+		t.Errorf("it claims %s, and needs a proof for 57.5 s", got)
 	}
 	if got := noteOf(wrote); !got.Early {
 		t.Errorf("the note is %+v", got)

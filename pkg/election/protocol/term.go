@@ -18,7 +18,7 @@ func (s *State) Deadline() time.Duration { return s.sent + s.timing.Deadline }
 // CoveredUntil returns until when nobody else can have taken the Lease.
 func (s *State) CoveredUntil() time.Duration { return s.sent + s.timing.Covered() }
 
-// Owes reports whether the term of this replica owes anything at now.
+// MustProve reports whether the term of this replica still needs a proof before lead may write.
 func (s *State) MustProve(now time.Duration) bool { return now < s.proofUntil }
 
 // IsReleasable reports whether the Lease may be released.
@@ -28,8 +28,8 @@ func (s *State) IsReleasable(now time.Duration) bool { return now >= s.releaseAt
 // no write of lead may be under way (rule 8), nor may a predecessor be able to write (rule 11).
 func (s *State) releaseAt() time.Duration { return max(s.quietAt, s.proofUntil) }
 
-// claimDuration returns the duration that a write of the Lease claims: it also covers what is owed, so that a
-// replica that knows only this record waits for the predecessors too.
+// claimDuration returns the duration that a write of the Lease claims: it lasts until proofUntil at least, so
+// that a replica that knows only this record waits for the predecessors too.
 func (s *State) claimDuration(proofUntil, now time.Duration) time.Duration {
 	left := (proofUntil - now + time.Second - 1).Truncate(time.Second)
 	return min(max(s.timing.Lease, left), MaxLease)

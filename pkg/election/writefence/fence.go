@@ -216,7 +216,7 @@ func (f *Fence) isSendable(a *admission) bool {
 	return !a.ended
 }
 
-// finish removes a write from those in flight and reports whether its term ended meanwhile. unknown
+// finish removes a write from those in flight and reports whether its term ended meanwhile. outcomeUnknown
 // reports that the write may still be executed.
 func (f *Fence) finish(a *admission, outcomeUnknown bool) bool {
 	now := f.clock.Now()
