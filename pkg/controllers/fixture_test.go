@@ -176,7 +176,7 @@ type fixture struct {
 	// reconcile is what the loop calls; unless it is set, it says the name.
 	reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
 	registry  metrics.KubeRegistry
-	work      context.Context // see lifetime.With
+	work      context.Context // see lifetime.NewContext
 	leading   chan struct{}   // closed when the replica leads
 	logger    klog.Logger
 	begun     time.Time

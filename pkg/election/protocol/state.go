@@ -151,7 +151,7 @@ func (s *State) nextWatchAt() time.Duration {
 }
 
 // Proposal returns the Lease as the action writes it. The write requires the known version (rule 1). now
-// is the replica's clock, and day the time of day.
+// is the replica's clock, and wallTime the time of day.
 func (s *State) Proposal(act Action, now time.Duration, wallTime time.Time) *coordinationv1.Lease {
 	switch act.Kind {
 	case ActAcquire:
