@@ -65,7 +65,7 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
-	l.queue = newQueue[K](opts.Workers, opts.Metrics.Queue(opts.labels()))
+	l.queue = newQueue[K](opts.Metrics.Queue(opts.labels()))
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)

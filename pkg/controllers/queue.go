@@ -56,8 +56,6 @@ type queue[K comparable] struct {
 	rounds        [2]rounds[K]   // the due keys of each lane, but those that a worker has
 	depth         int            // number of keys in rounds
 	changesInARow int            // keys taken from laneChanges since the last one from laneReplay
-	workers       int            // of the loop
-	taken         map[string]int // keys that workers have, by tenant in whose turn
 	delayed       *btree.BTree[*item[K]]
 	lastDelaySeq  uint64      // of the key that was delayed last
 	timer         *time.Timer // of the first delayed key
@@ -75,7 +73,6 @@ type item[K comparable] struct {
 	taken  bool        // a worker has it: even if it is due, it is taken again only when the worker is done
 
 	// Set when a worker takes it:
-	takenTurn  string // the tenant in whose turn it was due
 	lane       lane   // laneReplay if it was not due in laneChanges
 	returnTurn string // the tenant in whose turn it comes back
 
@@ -95,10 +92,6 @@ func (p position) before(other position) bool {
 	return p.round < other.round || p.round == other.round && p.order < other.order
 }
 
-// maxLooked is how many keys of a lane are looked at for one of a tenant who has few workers. At most two
-// tenants have half of the workers each, and they have one key each in a round.
-const maxLooked = 8
-
 // rounds has the due keys of a lane.
 type rounds[K comparable] struct {
 	keys         *btree.BTree[*item[K]]
@@ -109,8 +102,8 @@ type rounds[K comparable] struct {
 }
 
 // newQueue returns a closed queue.
-func newQueue[K comparable](workers int, metrics loopmetrics.Queue) *queue[K] {
-	q := &queue[K]{workers: workers, metrics: metrics}
+func newQueue[K comparable](metrics loopmetrics.Queue) *queue[K] {
+	q := &queue[K]{metrics: metrics}
 	q.readyCond, q.roomCond = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	q.timer = time.AfterFunc(math.MaxInt64, q.endDelays)
 	q.timer.Stop() // until a key is delayed
@@ -124,7 +117,7 @@ func (q *queue[K]) open() {
 	if q.items != nil {
 		return
 	}
-	q.items, q.taken = map[K]*item[K]{}, map[string]int{}
+	q.items = map[K]*item[K]{}
 	for i := range q.rounds {
 		less := func(a, b *item[K]) bool { return a.due[i].before(b.due[i]) }
 		q.rounds[i] = rounds[K]{keys: btree.New(32, less), lastRound: map[string]uint64{}}
@@ -178,6 +171,7 @@ func (q *queue[K]) makeDue(entry *item[K], ln lane, turn string) {
 	r := &q.rounds[ln]
 	round := max(r.presentRound, r.lastRound[turn]) + 1
 	earlier := entry.due[ln] == (position{}) || round < entry.due[ln].round
+	// Its own tenant's turn stays; else the turn counts that made it due first, or earlier.
 	if first || turn == entry.tenant || earlier && entry.turn != entry.tenant {
 		entry.turn = turn
 	}
@@ -230,7 +224,7 @@ func (q *queue[K]) take() *item[K] {
 		from, q.changesInARow = laneReplay, 0
 	}
 	r := &q.rounds[from]
-	entry := q.next(r)
+	entry, _ := r.keys.Min()
 	r.presentRound = max(r.presentRound, entry.due[from].round) // the key may have been due while a worker had it
 	entry.lane = laneChanges
 	if entry.due[laneChanges] == (position{}) {
@@ -242,8 +236,7 @@ func (q *queue[K]) take() *item[K] {
 		}
 	}
 	q.depth--
-	entry.taken, entry.takenTurn, entry.due = true, entry.turn, [2]position{}
-	q.taken[entry.turn]++
+	entry.taken, entry.due = true, [2]position{}
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
 	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
 	// for shop by adding it again.
@@ -252,23 +245,6 @@ func (q *queue[K]) take() *item[K] {
 	}
 	q.metrics.Waits.Observe(time.Since(entry.since).Seconds())
 	q.roomCond.Broadcast()
-	return entry
-}
-
-// next returns the key of a lane that is taken next: the first one, unless its tenant has half of the
-// workers already and another tenant waits. Otherwise a tenant whose reconciles take long would soon have
-// all workers.
-func (q *queue[K]) next(r *rounds[K]) *item[K] {
-	entry, _ := r.keys.Min()
-	looked := 0
-	r.keys.Ascend(func(other *item[K]) bool {
-		if q.taken[other.turn] < max(1, q.workers/2) {
-			entry = other
-			return false
-		}
-		looked++
-		return looked < maxLooked
-	})
 	return entry
 }
 
@@ -306,9 +282,6 @@ func (q *queue[K]) done(entry *item[K], after time.Duration, failures int) {
 		return
 	}
 	entry.taken = false
-	if q.taken[entry.takenTurn]--; q.taken[entry.takenTurn] == 0 {
-		delete(q.taken, entry.takenTurn)
-	}
 	if failures < entry.failures || entry.returnAt.IsZero() {
 		entry.failures = failures
 	}

@@ -24,10 +24,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
-const testWorkers = 4
-
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
-	q := newQueue[K](testWorkers, loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{}))
+	q := newQueue[K](loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{}))
 	q.open()
 	t.Cleanup(q.close)
 	return q
@@ -112,13 +110,12 @@ type dueKey struct {
 }
 
 type modelKey struct {
-	tenant    string
-	turn      string // in which it is due; "" before it is due
-	back      string // in which it comes back
-	takenTurn string // in which it was taken
-	busy      bool   // it is being reconciled, and not taken before that has ended
-	failures  int
-	backAt    int // 0 if it is not delayed
+	tenant   string
+	turn     string // in which it is due; "" before it is due
+	back     string // in which it comes back
+	busy     bool   // it is being reconciled, and not taken before that has ended
+	failures int
+	backAt   int // 0 if it is not delayed
 }
 
 func (m *model) add(key string, ln lane, turn string) {
@@ -158,19 +155,9 @@ func (m *model) len() int {
 // take returns the next key, and laneReplay if that is the only lane in which it is due.
 func (m *model) take() (key string, ln lane) {
 	changes, shown := m.free(laneChanges), m.free(laneReplay)
-	from, due := laneChanges, changes
+	from, first := laneChanges, append(changes, dueKey{})[0]
 	if len(changes) == 0 || m.inARow >= 4 && len(shown) > 0 {
-		from, due = laneReplay, shown
-	}
-	taken := map[string]int{}
-	for _, k := range m.keys {
-		if k.busy {
-			taken[k.takenTurn]++
-		}
-	}
-	first := due[0]
-	if i := slices.IndexFunc(due, func(d dueKey) bool { return taken[m.keys[d.key].turn] < testWorkers/2 }); i >= 0 {
-		first = due[i]
+		from, first = laneReplay, shown[0]
 	}
 	if m.inARow++; from == laneReplay {
 		m.inARow = 0
@@ -187,7 +174,7 @@ func (m *model) take() (key string, ln lane) {
 	if k.turn == k.tenant || k.backAt == 0 {
 		k.back = k.turn
 	}
-	k.busy, k.takenTurn, k.turn = true, k.turn, ""
+	k.busy, k.turn = true, ""
 	return first.key, ln
 }
 
