@@ -34,6 +34,7 @@ var incidents = map[string][]string{
 	"QuartermasterControllerRestarts":        {`controller_restarts_total 0x10 0+1x10 10x30`},
 	"QuartermasterReconcilesFail":            {`controller_reconciles_total{result="success"} 0+10x150`, `controller_reconciles_total{result="error"} 0x10 0+10x60 600x80`},
 	"QuartermasterControllerPanics":          {`controller_panics_total 0x10 1x40`},
+	"QuartermasterObjectsLeftOut":            {`informer_misfits 0x10 1x20 0x10`},
 	"QuartermasterQueueGrows":                {`workqueue_depth{name="ttl"} 0x10 200x20 0x10`},
 	"QuartermasterCacheNotSynced":            {`informer_synced 1x10 0x20 1x10`, `leader_election_is_leader 1x50`},
 	"QuartermasterCacheFails":                {`informer_failures_total 0x10 0+1x40 40x40`},

@@ -13,11 +13,6 @@ type key struct{}
 type Lifetime struct {
 	Run, Work context.Context
 	Leading   <-chan struct{}
-
-	// Draining and Lane are set for reconciles: what Draining of package controllers returns, and from which
-	// lane of the queue the key was taken.
-	Draining <-chan struct{}
-	Lane     uint8
 }
 
 // NewContext returns a copy of ctx for Run of a controller. When ctx ends, the controller must drain; when

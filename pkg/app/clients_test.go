@@ -357,7 +357,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		"a version that comes is found":                            {"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
 		"a version that goes is noticed after 10 min":              {widgetsAlone, []schema.GroupVersionKind{widget, widget}, "404", []string{"widgets", "widgets", "widgets", "none"}, 2, knownKindTTL},
 		"a known kind does not wait for an answer":                 {widgetsAlone, []schema.GroupVersionKind{widget}, noAnswer, []string{"widgets", "widgets"}, 2, knownKindTTL},
-		"a known kind outlasts a failure":                          {widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, knownKindTTL},
+		"a known kind outlasts a failure, and is not asked again":  {widgetsAlone, []schema.GroupVersionKind{widget, widget}, "503", []string{"widgets", "widgets", "widgets", "widgets"}, 2, knownKindTTL},
 		"a known kind outlasts a load balancer that knows no path": {widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
 		"a failure is not remembered":                              {"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {

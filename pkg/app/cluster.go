@@ -95,8 +95,8 @@ func (o *openClusters) addStatus(s *controllers.Status) {
 }
 
 // problem returns an error that names the clusters in which loops have ended unexpectedly or drain for longer
-// than stuckAfter, objects do not fit their Go types, or functions of the controller panic or hang. That a
-// cluster does not answer is no problem of the controller.
+// than stuckAfter, or functions of the controller panic or hang. That a cluster does not answer is no problem
+// of the controller.
 func (o *openClusters) problem(stuckAfter time.Duration) error {
 	var errs []error
 	for _, c := range o.list() {
@@ -280,7 +280,7 @@ func otherClusterConfig(
 		Transport: withoutLongWaits(withoutRedirects(transport)), QPS: -1, RateLimiter: config.RateLimiter,
 	}
 	if config.QPS > 0 && config.RateLimiter == nil {
-		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, max(config.Burst, 1))
+		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, cmp.Or(config.Burst, rest.DefaultBurst))
 	}
 	return shared, nil
 }

@@ -42,7 +42,8 @@ func (c *GenericConfig) AddFlags(fs *pflag.FlagSet, all entries) {
 			"any of "+strings.Join(originals, ", ")+".")
 	}
 	fs.DurationVar(&c.ControllerStuckAfter, "controller-stuck-after", c.ControllerStuckAfter,
-		"A controller's health check fails while one of its reconciles, or its drain, takes longer than this.")
+		"A controller's health check fails while one of its reconciles, or its drain, takes longer than this. "+
+			"The context of a reconcile ends then, unless its controller has set another time.")
 	fs.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, ""+
 		"The time that reconciles in flight have to finish after SIGTERM. If they do, the Lease is released at once; "+
 		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds at least 10 s above "+

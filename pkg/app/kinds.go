@@ -53,7 +53,7 @@ func newKindMapper(config *rest.Config) (*kindMapper, error) {
 
 // mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL at
 // most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at once;
-// every knownKindTTL, the API server is asked in the background; if that fails, the next call asks again.
+// every knownKindTTL, the API server is asked in the background, and unknownKindTTL after a failure.
 func (k *kindMapper) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
@@ -85,6 +85,11 @@ func (k *kindMapper) mapping(ctx context.Context, kind schema.GroupVersionKind) 
 func (k *kindMapper) ask(version schema.GroupVersion) (versionResources, error) {
 	resources, err := k.discovery.Resources(context.Background(), version)
 	if err != nil {
+		if known, found := k.versions.Get(version); found {
+			d := known.(versionResources)
+			d.at = time.Now().Add(unknownKindTTL - knownKindTTL)
+			k.versions.Add(version, d)
+		}
 		return versionResources{}, err
 	}
 	d := versionResources{at: time.Now(), resources: map[string]*meta.RESTMapping{}}

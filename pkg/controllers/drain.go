@@ -22,8 +22,7 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 	unlinkRun := context.AfterFunc(term.Run, drain)
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	unlinkWork := context.AfterFunc(term.Work, func() { cancel(context.Cause(term.Work)) })
-	term.Draining = draining.Done()
-	return term.AddTo(work), func(cause error) {
+	return reconciling{draining: draining.Done()}.addTo(work), func(cause error) {
 		unlinkRun()
 		drain()
 		unlinkWork()
@@ -35,7 +34,7 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 // ctx, begins to drain: the reconcile should end soon, at a place from which its successor can go on. It may
 // still write. For any other context, Draining returns nil.
 func Draining(ctx context.Context) <-chan struct{} {
-	return lifetime.FromContext(ctx).Draining
+	return reconcilingFrom(ctx).draining
 }
 
 // drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained

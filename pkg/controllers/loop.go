@@ -160,7 +160,7 @@ func (l *Loop[K]) enqueue(ln lane, keys []K) {
 // again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	for _, key := range keys {
-		l.queue.add(key, l.tenantOf(key), lane(lifetime.FromContext(ctx).Lane), tenant)
+		l.queue.add(key, l.tenantOf(key), reconcilingFrom(ctx).lane, tenant)
 	}
 }
 
@@ -197,10 +197,10 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	}
 	// ctx may be that of another loop's reconcile, whose key, lane and end are not this loop's.
 	term := lifetime.FromContext(ctx)
-	term.Draining, term.Lane = nil, uint8(laneChanges)
+	ctx = reconciling{}.addTo(term.AddTo(ctx))
 	logger := klog.FromContext(term.Work).WithValues(values...)
 	// The goroutines of the workers inherit the labels.
-	pprof.Do(klog.NewContext(term.AddTo(ctx), logger), pprof.Labels(labels...), func(ctx context.Context) {
+	pprof.Do(klog.NewContext(ctx, logger), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err

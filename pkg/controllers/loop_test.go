@@ -259,9 +259,7 @@ func TestLoopRunsItsBackground(t *testing.T) {
 				pass(tc.takes)
 				return 0, nil
 			}, tc.background)
-			term := lifetime.FromContext(t.Context())
-			term.Draining = closed()
-			ctx, cancel := context.WithTimeout(term.AddTo(t.Context()), tc.ctx)
+			ctx, cancel := context.WithTimeout(reconciling{draining: closed()}.addTo(t.Context()), tc.ctx)
 			defer cancel()
 			begun := time.Now()
 			err := l.Run(ctx)
@@ -428,11 +426,11 @@ func (f fixed) Run(ctx context.Context) error {
 func TestLoopsHaveOneStatusAndEndTogether(t *testing.T) {
 	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
 	l := Loops{
-		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},
-		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
+		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, Delayed: 5, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},
+		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
 		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
 	}
-	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
+	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
 	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}

@@ -51,30 +51,32 @@ type queue[K comparable] struct {
 	metrics loopmetrics.Queue
 
 	mu            sync.Mutex
-	items         map[K]*item[K] // nil while the queue is closed
-	mostItems     int            // length that items has had
-	rounds        [2]rounds[K]   // the due keys of each lane, but those that a worker has
-	depth         int            // number of keys in rounds
-	changesInARow int            // keys taken from laneChanges since the last one from laneReplay
-	delayed       *btree.BTree[*item[K]]
+	items         map[K]*queueItem[K] // nil while the queue is closed
+	mostItems     int                 // length that items has had
+	rounds        [2]rounds[K]        // the due keys of each lane, but those that a worker has
+	depth         int                 // number of keys in rounds
+	changesInARow int                 // keys taken from laneChanges since the last one from laneReplay
+	failing       int                 // number of keys whose last reconcile has failed
+	delayed       *btree.BTree[*queueItem[K]]
 	lastDelaySeq  uint64      // of the key that was delayed last
 	timer         *time.Timer // of the first delayed key
 	readyCond     *sync.Cond  // signals that a key is due
 	roomCond      *sync.Cond  // broadcasts when laneReplay may have become shorter
 }
 
-// item is a key for as long as it is due, taken, delayed or parked.
-type item[K comparable] struct {
+// queueItem is a key for as long as it is due, taken, delayed or parked.
+type queueItem[K comparable] struct {
 	key    K
-	tenant string      // whose key it is
-	due    [2]position // in each lane; zero if it is not due there
-	turn   string      // the tenant in whose turn it is due
-	since  time.Time   // when it became due
-	taken  bool        // a worker has it: even if it is due, it is taken again only when the worker is done
+	tenant string // whose key it is
+
+	due        [2]position // in each lane; zero if it is not due there
+	turnTenant string      // in whose turn it is due
+	since      time.Time   // when it became due
+	taken      bool        // a worker has it: even if it is due, it is taken again only when the worker is done
 
 	// Set when a worker takes it:
-	lane       lane   // laneReplay if it was not due in laneChanges
-	returnTurn string // the tenant in whose turn it comes back
+	lane         lane   // laneReplay if it was not due in laneChanges
+	returnTenant string // in whose turn it comes back
 
 	failures int       // how often in a row reconcile has failed for it
 	returnAt time.Time // when it comes back; zero if it is not delayed
@@ -82,7 +84,7 @@ type item[K comparable] struct {
 	parked   bool      // it comes back when this replica leads
 }
 
-func (entry *item[K]) isDue() bool { return entry.due != [2]position{} }
+func (item *queueItem[K]) isDue() bool { return item.due != [2]position{} }
 
 // position says when a key is taken from its lane: in which round, and after how many keys that were ever
 // added.
@@ -94,7 +96,7 @@ func (p position) before(other position) bool {
 
 // rounds has the due keys of a lane.
 type rounds[K comparable] struct {
-	keys         *btree.BTree[*item[K]]
+	keys         *btree.BTree[*queueItem[K]]
 	presentRound uint64            // the latest round of which a key was taken
 	lastRound    map[string]uint64 // round of each tenant; it counts only if it is later than the present one
 	sweepAt      int               // length of lastRound
@@ -117,12 +119,12 @@ func (q *queue[K]) open() {
 	if q.items != nil {
 		return
 	}
-	q.items = map[K]*item[K]{}
+	q.items = map[K]*queueItem[K]{}
 	for i := range q.rounds {
-		less := func(a, b *item[K]) bool { return a.due[i].before(b.due[i]) }
+		less := func(a, b *queueItem[K]) bool { return a.due[i].before(b.due[i]) }
 		q.rounds[i] = rounds[K]{keys: btree.New(32, less), lastRound: map[string]uint64{}}
 	}
-	q.delayed = btree.New(32, func(a, b *item[K]) bool {
+	q.delayed = btree.New(32, func(a, b *queueItem[K]) bool {
 		return a.returnAt.Before(b.returnAt) || a.returnAt.Equal(b.returnAt) && a.delaySeq < b.delaySeq
 	})
 }
@@ -132,64 +134,68 @@ func (q *queue[K]) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.timer.Stop()
-	q.items, q.rounds, q.depth, q.delayed = nil, [2]rounds[K]{}, 0, nil
+	q.items, q.rounds, q.depth, q.failing, q.delayed = nil, [2]rounds[K]{}, 0, 0, nil
 	q.readyCond.Broadcast()
 	q.roomCond.Broadcast()
 }
 
-// len returns how many keys are due and not taken.
-func (q *queue[K]) len() int {
+// counts returns how many keys are due and not taken, how many come back later, and how many have failed in
+// their last reconcile.
+func (q *queue[K]) counts() (due, delayed, failing int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.depth
+	if q.items == nil {
+		return 0, 0, 0
+	}
+	return q.depth, q.delayed.Len(), q.failing
 }
 
-// add adds a key that belongs to tenant to a lane, where it uses up a turn of the tenant named turn. A key
-// that a worker has can be taken again only when the worker is done.
-func (q *queue[K]) add(key K, tenant string, ln lane, turn string) {
+// add adds a key that belongs to tenant to a lane, where it uses up a turn of turnTenant. A key that a worker
+// has can be taken again only when the worker is done.
+func (q *queue[K]) add(key K, tenant string, ln lane, turnTenant string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
 		return
 	}
-	entry := q.items[key]
-	if entry == nil {
-		entry = &item[K]{key: key, tenant: tenant}
-		q.items[key] = entry
+	item := q.items[key]
+	if item == nil {
+		item = &queueItem[K]{key: key, tenant: tenant}
+		q.items[key] = item
 		q.mostItems = max(q.mostItems, len(q.items))
 	}
-	q.makeDue(entry, ln, turn)
+	q.makeDue(item, ln, turnTenant)
 }
 
 // makeDue makes a key due in a lane, unless it is due there earlier. The caller holds mu.
-func (q *queue[K]) makeDue(entry *item[K], ln lane, turn string) {
-	first := !entry.isDue()
+func (q *queue[K]) makeDue(item *queueItem[K], ln lane, turnTenant string) {
+	first := !item.isDue()
 	if first {
-		entry.since = time.Now()
+		item.since = time.Now()
 		q.metrics.Adds.Inc()
 	}
 	r := &q.rounds[ln]
-	round := max(r.presentRound, r.lastRound[turn]) + 1
-	earlier := entry.due[ln] == (position{}) || round < entry.due[ln].round
+	round := max(r.presentRound, r.lastRound[turnTenant]) + 1
+	earlier := item.due[ln] == (position{}) || round < item.due[ln].round
 	// Its own tenant's turn stays; else the turn counts that made it due first, or earlier.
-	if first || turn == entry.tenant || earlier && entry.turn != entry.tenant {
-		entry.turn = turn
+	if first || turnTenant == item.tenant || earlier && item.turnTenant != item.tenant {
+		item.turnTenant = turnTenant
 	}
 	if !earlier {
 		return
 	}
 	if !first {
-		r.keys.Delete(entry) // unless a worker has it
+		r.keys.Delete(item) // unless a worker has it
 	}
-	entry.due[ln] = position{round, r.added}
+	item.due[ln] = position{round, r.added}
 	switch {
-	case entry.taken:
+	case item.taken:
 	case first:
-		q.push(entry)
+		q.push(item)
 	default:
-		r.keys.ReplaceOrInsert(entry)
+		r.keys.ReplaceOrInsert(item)
 	}
-	r.lastRound[turn] = round
+	r.lastRound[turnTenant] = round
 	r.added++
 	if len(r.lastRound) > r.sweepAt {
 		maps.DeleteFunc(r.lastRound, func(_ string, last uint64) bool { return last <= r.presentRound })
@@ -198,10 +204,10 @@ func (q *queue[K]) makeDue(entry *item[K], ln lane, turn string) {
 }
 
 // push offers a due key to the workers. The caller holds mu.
-func (q *queue[K]) push(entry *item[K]) {
-	for i, due := range entry.due {
+func (q *queue[K]) push(item *queueItem[K]) {
+	for i, due := range item.due {
 		if due != (position{}) {
-			q.rounds[i].keys.ReplaceOrInsert(entry)
+			q.rounds[i].keys.ReplaceOrInsert(item)
 		}
 	}
 	q.depth++
@@ -209,7 +215,7 @@ func (q *queue[K]) push(entry *item[K]) {
 }
 
 // take waits until a key is due. It returns nil once the queue is closed. The caller must call done.
-func (q *queue[K]) take() *item[K] {
+func (q *queue[K]) take() *queueItem[K] {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.depth == 0 && q.items != nil {
@@ -224,50 +230,50 @@ func (q *queue[K]) take() *item[K] {
 		from, q.changesInARow = laneReplay, 0
 	}
 	r := &q.rounds[from]
-	entry, _ := r.keys.Min()
-	r.presentRound = max(r.presentRound, entry.due[from].round) // the key may have been due while a worker had it
-	entry.lane = laneChanges
-	if entry.due[laneChanges] == (position{}) {
-		entry.lane = laneReplay
+	item, _ := r.keys.Min()
+	r.presentRound = max(r.presentRound, item.due[from].round) // the key may have been due while a worker had it
+	item.lane = laneChanges
+	if item.due[laneChanges] == (position{}) {
+		item.lane = laneReplay
 	}
-	for i, due := range entry.due {
+	for i, due := range item.due {
 		if due != (position{}) {
-			q.rounds[i].keys.Delete(entry)
+			q.rounds[i].keys.Delete(item)
 		}
 	}
 	q.depth--
-	entry.taken, entry.due = true, [2]position{}
+	item.taken, item.due = true, [2]position{}
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
 	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
 	// for shop by adding it again.
-	if entry.turn == entry.tenant || entry.returnAt.IsZero() {
-		entry.returnTurn = entry.turn
+	if item.turnTenant == item.tenant || item.returnAt.IsZero() {
+		item.returnTenant = item.turnTenant
 	}
-	q.metrics.Waits.Observe(time.Since(entry.since).Seconds())
+	q.metrics.Waits.Observe(time.Since(item.since).Seconds())
 	q.roomCond.Broadcast()
-	return entry
+	return item
 }
 
 // park lets a taken key come back when this replica leads. It returns false if leading is closed already.
-func (q *queue[K]) park(entry *item[K], leading <-chan struct{}) bool {
+func (q *queue[K]) park(item *queueItem[K], leading <-chan struct{}) bool {
 	q.mu.Lock() // unpark sees the key if leading is open now
 	defer q.mu.Unlock()
 	select {
 	case <-leading:
 	default:
-		entry.parked = true
+		item.parked = true
 	}
-	return entry.parked
+	return item.parked
 }
 
 // unpark makes the parked keys due. It is called when this replica leads.
 func (q *queue[K]) unpark() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, entry := range q.items {
-		if entry.parked {
-			entry.parked = false
-			q.makeDue(entry, laneChanges, entry.returnTurn)
+	for _, item := range q.items {
+		if item.parked {
+			item.parked = false
+			q.makeDue(item, laneChanges, item.returnTenant)
 		}
 	}
 }
@@ -275,43 +281,44 @@ func (q *queue[K]) unpark() {
 // done ends the work on a taken key. If after > 0, the key comes back then, or earlier if that was decided
 // before. failures is how often in a row it has failed by now. What fails while the key is to come back
 // anyway, because of an event, does not count: events must not make the back-off longer.
-func (q *queue[K]) done(entry *item[K], after time.Duration, failures int) {
+func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
 		return
 	}
-	entry.taken = false
-	if failures < entry.failures || entry.returnAt.IsZero() {
-		entry.failures = failures
+	item.taken = false
+	if failures < item.failures || item.returnAt.IsZero() {
+		q.failing += min(failures, 1) - min(item.failures, 1)
+		item.failures = failures
 	}
 	if after > 0 {
 		q.metrics.Retries.Inc()
-		q.delayUntil(entry, time.Now().Add(after))
+		q.delayUntil(item, time.Now().Add(after))
 	}
 	switch {
-	case entry.isDue():
-		q.push(entry)
-	case entry.returnAt.IsZero() && !entry.parked:
-		delete(q.items, entry.key)
+	case item.isDue():
+		q.push(item)
+	case item.returnAt.IsZero() && !item.parked:
+		delete(q.items, item.key)
 		if len(q.items) == 0 && q.mostItems > replayAhead { // a map never becomes smaller
-			q.items, q.mostItems = map[K]*item[K]{}, 0
+			q.items, q.mostItems = map[K]*queueItem[K]{}, 0
 		}
 	}
 }
 
 // delayUntil lets a key come back at a time, or earlier if that was decided before. The caller holds mu.
-func (q *queue[K]) delayUntil(entry *item[K], at time.Time) {
-	if !entry.returnAt.IsZero() {
-		if !at.Before(entry.returnAt) {
+func (q *queue[K]) delayUntil(item *queueItem[K], at time.Time) {
+	if !item.returnAt.IsZero() {
+		if !at.Before(item.returnAt) {
 			return
 		}
-		q.delayed.Delete(entry)
+		q.delayed.Delete(item)
 	}
 	q.lastDelaySeq++
-	entry.returnAt, entry.delaySeq = at, q.lastDelaySeq
-	q.delayed.ReplaceOrInsert(entry)
-	if first, _ := q.delayed.Min(); first == entry {
+	item.returnAt, item.delaySeq = at, q.lastDelaySeq
+	q.delayed.ReplaceOrInsert(item)
+	if first, _ := q.delayed.Min(); first == item {
 		q.timer.Reset(time.Until(at))
 	}
 }
@@ -321,17 +328,17 @@ func (q *queue[K]) endDelays() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.items != nil {
-		entry, found := q.delayed.Min()
+		item, found := q.delayed.Min()
 		if !found {
 			return
 		}
-		if left := time.Until(entry.returnAt); left > 0 {
+		if left := time.Until(item.returnAt); left > 0 {
 			q.timer.Reset(left)
 			return
 		}
-		q.delayed.Delete(entry)
-		entry.returnAt = time.Time{}
-		q.makeDue(entry, laneChanges, entry.returnTurn)
+		q.delayed.Delete(item)
+		item.returnAt = time.Time{}
+		q.makeDue(item, laneChanges, item.returnTenant)
 	}
 }
 

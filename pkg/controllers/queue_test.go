@@ -31,11 +31,17 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 	return q
 }
 
+// counts returns how many keys are due, delayed and failing.
+func counts[K comparable](q *queue[K]) (all [3]int) {
+	all[0], all[1], all[2] = q.counts()
+	return all
+}
+
 // expectEmpty fails if anything is left in the queue, but for the last rounds of some tenants.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, q *queue[K]) {
 	for _, r := range q.rounds {
-		if left := len(q.items) + q.len() + q.delayed.Len() + r.keys.Len(); left != 0 || len(r.lastRound) > 100 {
-			t.Errorf("left in an empty queue: %v, %d due, %d delayed, %d tenants", q.items, q.len(), q.delayed.Len(), len(r.lastRound))
+		if left := len(q.items) + r.keys.Len(); left != 0 || counts(q) != [3]int{} || len(r.lastRound) > 100 {
+			t.Errorf("left in an empty queue: %v, %v due, delayed and failing, %d tenants", q.items, counts(q), len(r.lastRound))
 		}
 	}
 }
@@ -62,7 +68,7 @@ func TestClosedQueueStoresNothing(t *testing.T) {
 	q.unpark()
 	q.endDelays() // the timer may have ended just before
 	q.done(taken, 1, 1)
-	if it := q.take(); it != nil || len(q.items)+q.len() > 0 || !q.waitForRoom(t.Context()) {
+	if it := q.take(); it != nil || len(q.items)+counts(q)[0] > 0 || !q.waitForRoom(t.Context()) {
 		t.Errorf("a closed queue gives %v and has %v", it, q.items)
 	}
 }
@@ -181,8 +187,8 @@ func (m *model) take() (key string, ln lane) {
 // pass lets an hour pass. With the queue, only the delays become shorter by an hour.
 func (m *model) pass(q *queue[string]) {
 	m.now++
-	var delayed []*item[string]
-	q.delayed.Ascend(func(it *item[string]) bool {
+	var delayed []*queueItem[string]
+	q.delayed.Ascend(func(it *queueItem[string]) bool {
 		it.returnAt = it.returnAt.Add(-time.Hour)
 		delayed = append(delayed, it)
 		return true
@@ -203,10 +209,10 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 		for i := range 8 {
 			m.keys[fmt.Sprint(i)] = &modelKey{tenant: fmt.Sprint(i % 4)}
 		}
-		taken, leading := map[string]*item[string]{}, make(chan struct{})
+		taken, leading := map[string]*queueItem[string]{}, make(chan struct{})
 		some := func(what string, n int) int { return rapid.IntRange(0, n-1).Draw(t, what) }
 		take := func(t *rapid.T) {
-			if q.len() == 0 {
+			if counts(q)[0] == 0 {
 				t.Skip("empty")
 			}
 			it := q.take()
@@ -215,7 +221,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			}
 			taken[it.key] = it
 			want, ln := m.take()
-			if k := m.keys[want]; it.key != want || it.lane != ln || it.failures != k.failures || it.returnTurn != k.back {
+			if k := m.keys[want]; it.key != want || it.lane != ln || it.failures != k.failures || it.returnTenant != k.back {
 				t.Fatalf("took %+v, want %s from %d, which is %+v", it, want, ln, k)
 			}
 		}
@@ -254,13 +260,18 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			},
 			"take": take, "done": done, "pass": func(*rapid.T) { m.pass(q) }, "lead": lead,
 			"": func(t *rapid.T) {
-				if got, want := q.len(), m.len(); got != want {
-					t.Fatalf("%d keys are due, want %d", got, want)
+				want := [3]int{m.len()}
+				for _, k := range m.keys {
+					want[1] += min(k.backAt, 1)
+					want[2] += min(k.failures, 1)
+				}
+				if got := counts(q); got != want {
+					t.Fatalf("%v keys are due, delayed and failing, want %v", got, want)
 				}
 			},
 		})
 		for lead(t); len(q.items) > 0; m.pass(q) {
-			for q.len() > 0 {
+			for counts(q)[0] > 0 {
 				take(t)
 			}
 			for _, it := range taken {
@@ -282,7 +293,7 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 		}
 		for due := range 4 {
 			synctest.Wait()
-			assert.Equal(t, "keys that are due", due, q.len())
+			assert.Equal(t, "keys that are due, delayed and failing", [3]int{due, 3 - due, 3}, counts(q))
 			pass(time.Second)
 		}
 	})

@@ -20,28 +20,44 @@ import (
 // reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when no more keys
 // are to be taken.
 func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
-	entry := l.queue.take()
-	if entry == nil || ctx.Err() != nil {
+	item := l.queue.take()
+	if item == nil || ctx.Err() != nil {
 		return false
 	}
-	if l.unlisted(entry.tenant) {
-		l.queue.done(entry, unlistedRetry, entry.failures)
+	if l.unlisted(item.tenant) {
+		l.queue.done(item, unlistedRetry, item.failures)
 		return true
 	}
-	term := lifetime.FromContext(work)
-	term.Lane = uint8(entry.lane)
-	o := l.reconcileOnce(term.AddTo(work), entry.key, entry.failures)
+	o := l.reconcileOnce(reconciling{Draining(work), item.lane}.addTo(work), item.key, item.failures)
 	switch {
-	case !o.retry, o.result == loopmetrics.NotLeading && l.queue.park(entry, term.Leading):
-		l.queue.done(entry, o.after, 0)
+	case !o.retry, o.result == loopmetrics.NotLeading && l.queue.park(item, lifetime.FromContext(work).Leading):
+		l.queue.done(item, o.after, 0)
 	default:
-		delay := l.opts.backoff(entry.failures)
+		delay := l.opts.backoff(item.failures)
 		if o.after > 0 {
 			delay = min(delay, o.after)
 		}
-		l.queue.done(entry, max(delay, o.notBefore), entry.failures+1)
+		l.queue.done(item, max(delay, o.notBefore), item.failures+1)
 	}
 	return true
+}
+
+// reconciling is what the context of a reconcile says of it.
+type reconciling struct {
+	draining <-chan struct{} // what Draining returns
+	lane     lane            // in which the key was due
+}
+
+type reconcilingKey struct{}
+
+func (r reconciling) addTo(ctx context.Context) context.Context {
+	return context.WithValue(ctx, reconcilingKey{}, r)
+}
+
+// reconcilingFrom returns what ctx says of the reconcile whose context it is, and nothing for any other ctx.
+func reconcilingFrom(ctx context.Context) reconciling {
+	r, _ := ctx.Value(reconcilingKey{}).(reconciling)
+	return r
 }
 
 // unlistedRetry is the delay before a key is taken again whose namespace a cache has not listed.
@@ -96,6 +112,8 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		logger.V(2).Info("Reconcile met a conflict, trying again", "err", err)
 	case o.result == loopmetrics.Terminal:
 		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
+	case err != nil && work.Err() != nil:
+		logger.Info("Reconcile was cut off", "err", err, "cause", context.Cause(work))
 	case err != nil:
 		logger.Error(err, "Reconcile failed")
 	}

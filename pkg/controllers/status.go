@@ -18,9 +18,11 @@ type Status struct {
 	// Phase is one of Stopped, Syncing, Running, Draining.
 	Phase   Phase `json:"phase"`
 	Workers int   `json:"workers"`
-	// QueueDepth counts the keys that wait for a worker now, but not those whose delay or back-off
-	// has yet to pass.
+	// QueueDepth counts the keys that wait for a worker now, Delayed those whose delay or back-off has yet to
+	// pass, and Failing those whose last reconcile has failed.
 	QueueDepth int        `json:"queueDepth"`
+	Delayed    int        `json:"delayed"`
+	Failing    int        `json:"failing"`
 	InFlight   []InFlight `json:"inFlight"`
 
 	Reconciles uint64 `json:"reconciles"`
@@ -78,13 +80,13 @@ func (l *Loop[K]) Status() Status {
 		Name:       l.opts.String(),
 		Phase:      l.phase,
 		Workers:    l.opts.Workers,
-		QueueDepth: l.queue.len(),
 		InFlight:   make([]InFlight, 0, len(l.inFlight)),
 		Reconciles: l.counts.reconciles,
 		Errors:     l.counts.errors,
 		Panics:     l.counts.panics,
 		LastError:  l.lastErr,
 	}
+	s.QueueDepth, s.Delayed, s.Failing = l.queue.counts()
 	for _, reconcile := range l.inFlight {
 		s.InFlight = append(s.InFlight, reconcile)
 	}
@@ -122,6 +124,8 @@ func (s Status) LongestRunning(now time.Time) (key string, running time.Duration
 func (s *Status) Add(other Status) {
 	s.Workers += other.Workers
 	s.QueueDepth += other.QueueDepth
+	s.Delayed += other.Delayed
+	s.Failing += other.Failing
 	s.InFlight = append(s.InFlight, other.InFlight...)
 	s.Reconciles += other.Reconciles
 	s.Errors += other.Errors

@@ -4,7 +4,6 @@
 package informers
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -37,7 +36,7 @@ type badObjects struct {
 	calls    uint64                 // so far
 	running  map[uint64]runningCall // by number of the call
 	panicked map[badCall]struct{}
-	misfits  map[cache.ObjectName]struct{} // a problem of all controllers
+	misfits  map[cache.ObjectName]struct{} // no problem of a controller: a tenant can make one, and leave it
 }
 
 // eventPrefix begins the names of functions that are called with events.
@@ -145,8 +144,8 @@ func (b *badObjects) countMisfits() int {
 }
 
 // problem returns an error that names an object on which a function of the controller hangs, or a function of
-// any controller for which all wait; or else an object that does not fit its Go type, and one on which a
-// function of the controller panics; nil if there is none.
+// any controller for which all wait; or else one on which a function of the controller panics; nil if there
+// is none.
 func (b *badObjects) problem(controller string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -157,12 +156,6 @@ func (b *badObjects) problem(controller string) error {
 				c.function, c.controller, c.object, b.resource, age.Round(time.Second))
 		}
 	}
-	var problems []string
-	for object := range b.misfits {
-		problems = append(problems, fmt.Sprintf("%d objects of %s do not fit their Go type, one of them %s",
-			len(b.misfits), b.resource, object))
-		break
-	}
 	n := 0
 	var example badCall
 	for key := range b.panicked {
@@ -171,12 +164,8 @@ func (b *badObjects) problem(controller string) error {
 			example = key
 		}
 	}
-	if n > 0 {
-		problems = append(problems, fmt.Sprintf("%s panics on %d objects of %s, one of them %s",
-			example.function, n, b.resource, example.object))
-	}
-	if len(problems) == 0 {
+	if n == 0 {
 		return nil
 	}
-	return errors.New(strings.Join(problems, "; "))
+	return fmt.Errorf("%s panics on %d objects of %s, one of them %s", example.function, n, b.resource, example.object)
 }

@@ -98,7 +98,7 @@ type ClusterCache struct {
 	countPanic func(controller string)
 
 	mu       sync.Mutex
-	running  bool               // from Start on
+	started  time.Time          // when Start was called; zero before
 	stop     context.CancelFunc // ends the informers of declared needs; nil until Start
 	stopped  bool
 	followed []*informer
@@ -193,11 +193,11 @@ func (c *ClusterCache) informerFor(controller string, resource schema.GroupResou
 func (c *ClusterCache) Start(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.running || c.stopped {
+	if !c.started.IsZero() || c.stopped {
 		return
 	}
 	ctx, c.stop = context.WithCancel(ctx)
-	c.running = true
+	c.started = time.Now()
 	for _, i := range c.informers {
 		c.start(ctx, i)
 	}
@@ -207,6 +207,11 @@ func (c *ClusterCache) Start(ctx context.Context) {
 // allInformers returns the informers of declared and of followed resources.
 func (c *ClusterCache) allInformers() []*informer {
 	return slices.Concat(c.informers, c.followedInformers())
+}
+
+// required returns the informers without those that were followed while Run of their controller ran.
+func (c *ClusterCache) required() []*informer {
+	return slices.DeleteFunc(c.allInformers(), func(i *informer) bool { return i.duringRun })
 }
 
 func (c *ClusterCache) followedInformers() []*informer {
@@ -249,17 +254,17 @@ func (c *ClusterCache) Shutdown() {
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that has
 // not synced, a verb that RBAC does not allow, requests that have failed, or watches that have each broken
 // early, for more than a minute, an object that does not fit its Go type, a function of the controller that
-// panics or hangs. For a followed resource, no request is a problem: it may be that no user wants the
-// resource. Problem returns nil if there is no problem. Before Start, as on a cold standby, no request is a
-// problem.
+// panics or hangs. For a resource that is followed while Run runs, no request is a problem: it may be that no
+// user wants the resource. Problem returns nil if there is no problem. Before Start, as on a cold standby, no
+// request is a problem.
 func (c *ClusterCache) Problem(controller string) error {
-	started := c.started()
+	started := !c.startedAt().IsZero()
 	var errs []error
-	for n, i := range c.allInformers() {
+	for _, i := range c.allInformers() {
 		if i.plan.need(controller) == nil {
 			continue
 		}
-		if declared := n < len(c.informers); declared && started {
+		if started && !i.duringRun {
 			errs = append(errs, i.problem())
 		}
 		errs = append(errs, i.bad.problem(controller))
@@ -267,20 +272,27 @@ func (c *ClusterCache) Problem(controller string) error {
 	return errors.Join(errs...)
 }
 
+// maxFirstList is how long a first list may take before CheckSync passes without it.
+const maxFirstList = 5 * time.Minute
+
 // CheckSync is the health check informers-sync. It fails until every informer has synced once. It does not
-// wait for informers whose list the server refuses, nor for informers that have failed for a minute while
-// others have synced, as with a broken conversion webhook: a new version must be able to roll out although
-// one controller has such a trouble. Problem reports these informers.
+// wait for informers whose list the server refuses, nor, if others have synced, for informers that have
+// failed for a minute, as with a broken conversion webhook, or whose list has taken maxFirstList: a new
+// version must be able to roll out although one controller has such a trouble. Problem reports these
+// informers.
 func (c *ClusterCache) CheckSync(*http.Request) error {
-	if !c.started() {
+	startedAt := c.startedAt()
+	if startedAt.IsZero() {
 		return errors.New("informers are not started")
 	}
 	var errs []error
-	waiting := slices.DeleteFunc(slices.Clone(c.informers), (*informer).hasSynced)
-	anySynced := len(waiting) < len(c.informers)
+	required := c.required()
+	waiting := slices.DeleteFunc(slices.Clone(required), (*informer).hasSynced)
+	anySynced := len(waiting) < len(required)
+	hangs := time.Since(startedAt) >= maxFirstList
 	for _, i := range waiting {
 		for _, feed := range i.feeds {
-			if !feed.state.filled() && !feed.state.isRefused() && (!anySynced || !feed.state.failsLong()) {
+			if !feed.state.filled() && !feed.state.isRefused() && (!anySynced || !hangs && !feed.state.failsLong()) {
 				errs = append(errs, feed.state.problem())
 			}
 		}
@@ -288,10 +300,11 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 	return errors.Join(errs...)
 }
 
-func (c *ClusterCache) started() bool {
+// startedAt returns when Start was called; zero before.
+func (c *ClusterCache) startedAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.running
+	return c.started
 }
 
 // problem returns what is wrong with the requests of an informer.

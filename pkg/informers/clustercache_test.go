@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -280,6 +281,16 @@ func TestFollow(t *testing.T) {
 			h.want(t)
 			assert.Equal(t, "number that is followed", 2, len(f.followed))
 		},
+		"what Entry.New follows counts as if it were declared": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
+			c.failWith(func(string) error { return syscall.ECONNREFUSED })
+			followSecrets(t, f, c, ttlNeed, nil, h.handle)
+			f.Start(t.Context())
+			followSecrets(t, f, c, reloadNeed, nil, h.handle) // while its controller runs
+			pass(time.Minute)
+			wantProblem(t, f, ttlNeed.controller, "cannot list secrets")
+			assert.NoError(t, f.Problem(reloadNeed.controller))
+			assert.Equal(t, "ready, and series", []any{false, 1}, []any{f.CheckSync(nil) == nil, len(f.caches.sums())})
+		},
 		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
 			calls, ready := 0, make(chan struct{})
 			var w *Following[*Object]
@@ -325,4 +336,21 @@ func TestFollow(t *testing.T) {
 			run(bubble{t}, newTestCache(t, c), c, &recorder{})
 		})
 	}
+}
+
+func TestListThatHungHoldsItsNextSlotForLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &feed{listSlots: make(chan struct{}, 1)}
+		heldAfter := func(pause time.Duration) bool {
+			f.takeListSlot(t.Context())
+			pass(pause)
+			return len(f.listSlots) > 0
+		}
+		assert.Equal(t, "the first list holds it", false, heldAfter(listSlotTimeout))
+		assert.Equal(t, "the second list holds it", false, heldAfter(hungSlotTimeout))
+		assert.Equal(t, "the third list, which ends in time, holds it", true, heldAfter(hungSlotTimeout-1))
+		f.giveListSlotBack()
+		assert.Equal(t, "the fourth list holds it", true, heldAfter(listSlotTimeout-1))
+		f.giveListSlotBack()
+	})
 }

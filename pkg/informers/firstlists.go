@@ -33,11 +33,14 @@ func (f *feed) missing() bool {
 	return !f.state.filled() && (answered.IsZero() || !f.state.refusedSince(answered))
 }
 
-// waitedFor reports whether the informer waits for the feed: for failingAfter since another one was answered,
-// also if its list hangs.
+// firstListWait is how long an informer waits for the first lists of other namespaces once one has been read.
+// After that, loops hold back the keys of a namespace that is missing, see Unlisted.
+const firstListWait = 10 * time.Second
+
+// waitedFor reports whether the informer waits for the feed.
 func (f *feed) waitedFor() bool {
 	answered := f.informer.lists.answeredAt()
-	return f.missing() && (answered.IsZero() || time.Since(answered) < failingAfter)
+	return f.missing() && (answered.IsZero() || time.Since(answered) < firstListWait)
 }
 
 // reviewFirstLists closes answered and synced if it is time, as after a list or a failure.
@@ -55,7 +58,7 @@ func (i *informer) reviewFirstLists() {
 	case !slices.ContainsFunc(i.feeds, (*feed).waitedFor):
 		close(l.synced)
 	case first:
-		time.AfterFunc(failingAfter, i.reviewFirstLists)
+		time.AfterFunc(firstListWait, i.reviewFirstLists)
 	}
 }
 

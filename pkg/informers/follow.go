@@ -22,9 +22,9 @@ type Following[T any] struct {
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
 // objects as with [For]. The resource is watched until Stop or until Run of the controller returns; what
 // Entry.New follows is watched until Stop. Two controllers that follow the same resource have a watch each.
-// Failures do not fail the controller's health check; Status reports them. They are retried at least once a
-// minute, if a list slot is free: two followed resources are listed at once in the process's own cluster, and
-// 16 in all others together.
+// Failures fail the controller's health check only if Entry.New follows the resource, in the process's own
+// cluster; Status reports them in any case. They are retried at least once a minute, if a list slot is free:
+// two followed resources are listed at once in the process's own cluster, and 16 in all others together.
 func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -63,7 +63,7 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	}
 	logger := klog.LoggerWithValues(klog.Background(), "controller", c.controller, "cluster", cluster.cfg.Cluster)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
-	i.cancel, i.duringRun = cancel, cluster.running
+	i.cancel, i.duringRun = cancel, !cluster.started.IsZero()
 	cluster.followed = append(cluster.followed, i)
 	cluster.start(ctx, i)
 	return i, nil
@@ -86,7 +86,7 @@ func (c *ClusterCache) unfollow(i *informer) {
 	defer c.caches.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.cfg.Cluster != "" && slices.Contains(c.followed, i) {
+	if !i.duringRun && slices.Contains(c.followed, i) {
 		c.caches.keepCounts(c.cfg.Cluster, i)
 	}
 	c.followed = slices.DeleteFunc(c.followed, func(other *informer) bool { return other == i })

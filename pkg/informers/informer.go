@@ -33,7 +33,7 @@ type informer struct {
 	handlers  atomic.Int64       // how many handlers and mappings there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
-	duringRun bool               // followed after Start, so that EndRun ends it
+	duringRun bool               // followed after Start, in the process's own cluster: EndRun ends it
 }
 
 func newInformer(p *plan, countPanic func(controller string)) *informer {

@@ -93,11 +93,7 @@ func (c *Caches) sums() map[seriesLabels]*ResourceStatus {
 	defer c.mu.Unlock()
 	sums := map[seriesLabels]*ResourceStatus{}
 	for _, cluster := range c.all {
-		informers := cluster.informers
-		if cluster.cfg.Cluster != "" {
-			informers = cluster.allInformers()
-		}
-		for _, i := range informers {
+		for _, i := range cluster.required() {
 			for _, status := range i.status() {
 				if sum := sums[i.labels(cluster.cfg.Cluster)]; sum != nil {
 					sum.add(&status)
@@ -131,8 +127,8 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 }
 
 // CollectWithStability implements metrics.StableCollector. All informers of a resource in clusters of one
-// name count together: several controllers may have opened one cluster. In the process's own cluster,
-// followed resources do not count: it may be that no user wants these resources.
+// name count together: several controllers may have opened one cluster. In the process's own cluster, what
+// is followed while Run runs does not count: it may be that no user wants these resources.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 	for labels, status := range c.sums() {
 		for _, m := range c.metrics {

@@ -338,6 +338,20 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 	})
 }
 
+func TestReadinessWaitsFiveMinutesForAListThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hanging := newCluster()
+		hanging.endless = true
+		f := twoResources(t, hanging, newCluster())
+		f.Start(t.Context())
+		pass(maxFirstList - time.Second)
+		assert.Equal(t, "ready", false, f.CheckSync(nil) == nil)
+		pass(time.Second)
+		assert.NoError(t, f.CheckSync(nil))
+		wantProblem(t, f, "reload", "secrets")
+	})
+}
+
 // TestFailuresAreAProblemInTime has a resource that was listed before its lists fail.
 func TestFailuresAreAProblemInTime(t *testing.T) {
 	slow := apierrors.NewTimeoutError("slow", 1)

@@ -52,7 +52,7 @@ type FailureStatus struct {
 
 // Status returns the present state of all informers.
 func (c *ClusterCache) Status() Status {
-	s := Status{Started: c.started(), Resources: []ResourceStatus{}}
+	s := Status{Started: !c.startedAt().IsZero(), Resources: []ResourceStatus{}}
 	for _, i := range c.allInformers() {
 		s.Resources = append(s.Resources, i.status()...)
 	}

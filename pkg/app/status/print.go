@@ -104,7 +104,7 @@ func (r *report) printReplicas(t table, now time.Time) {
 
 func (r *report) printControllers(t table, now time.Time) {
 	fmt.Fprintln(t)
-	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "RECONCILES", "ERRORS", "PANICS", "RESTARTS", "PROBLEM", "LAST ERROR")
+	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "FAILING", "RECONCILES", "ERRORS", "PANICS", "RESTARTS", "PROBLEM", "LAST ERROR")
 	for _, replica := range r.Replicas {
 		for _, c := range replica.Controllers {
 			last := ""
@@ -112,7 +112,7 @@ func (r *report) printControllers(t table, now time.Time) {
 				last = fmt.Sprintf("%s ago, %s: %s", age(&metav1.Time{Time: e.Time}, now), e.Key, oneLine(e.Text))
 			}
 			t.row(c.Name, replica.label(), string(c.Phase), fmt.Sprint(c.Workers), fmt.Sprint(c.QueueDepth), fmt.Sprint(len(c.InFlight)),
-				fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), fmt.Sprint(c.Restarts), oneLine(c.Problem), last)
+				fmt.Sprint(c.Failing), fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), fmt.Sprint(c.Restarts), oneLine(c.Problem), last)
 		}
 	}
 	t.end()

@@ -238,7 +238,7 @@ func TestStatusIsPrintedForPeople(t *testing.T) {
 		Fence: fence{"Enforced", "tested by the leader"},
 		Replicas: []replica{
 			{Name: "pod-1", PodPhase: "Running", Ready: true, Started: before(2 * time.Hour), answer: answer{Endpoint: "https://e", Reached: true, Phase: "Leading",
-				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Reconciles: 10, Errors: 1, Restarts: 3, Problem: "cannot list a\ncannot list b",
+				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Failing: 1, Reconciles: 10, Errors: 1, Restarts: 3, Problem: "cannot list a\ncannot list b",
 					LastError: &controllers.LastError{Key: "ns/o", Text: "no\nluck", Time: now.Add(-time.Minute)}}}}},
 			{Name: "pod-2", PodPhase: "Pending", answer: answer{Error: "no --endpoint has answered for it"}},
 			{answer: answer{Endpoint: "https://f", Error: "refused"}},
@@ -265,8 +265,8 @@ https://h   <none>    <none>    no      0          <none>   <none>   https://h, 
 https://i   <none>    <none>    no      0          <none>   <none>   https://i, but it cannot reach the leader's
 https://j   <none>    <none>    no      0          <none>   <none>   https://j
 
-CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   RESTARTS   PROBLEM                        LAST ERROR
-c            pod-1     Running   4         2       0      10           1        0        3          cannot list a; cannot list b   60s ago, ns/o: no; luck
+CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   FAILING   RECONCILES   ERRORS   PANICS   RESTARTS   PROBLEM                        LAST ERROR
+c            pod-1     Running   4         2       0      1         10           1        0        3          cannot list a; cannot list b   60s ago, ns/o: no; luck
 
 Not all could be read:
   list Pods: forbidden
