@@ -30,8 +30,14 @@ var Results = []string{Success, Requeue, Conflict, Error, Terminal, NotLeading, 
 // Loop has the labels of a loop's series.
 type Loop struct{ Controller, Name, Cluster string }
 
-// String returns the label name of the queue's series.
-func (l Loop) String() string { return path.Join(l.Controller, l.Name, l.Cluster) }
+// String returns the label name of the queue's series: CONTROLLER/LOOP@CLUSTER, without what is empty.
+func (l Loop) String() string {
+	name := path.Join(l.Controller, l.Name)
+	if l.Cluster != "" {
+		name += "@" + l.Cluster
+	}
+	return name
+}
 
 // Metrics holds the metrics of all controllers of a process: the loop's and the host's. The metrics of queues
 // have the names and the help of component-base, since dashboards know these, and an author's controller may

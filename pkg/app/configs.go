@@ -45,9 +45,9 @@ func (c *GenericConfig) AddFlags(fs *pflag.FlagSet, all entries) {
 		"A controller's health check fails while one of its reconciles, or its drain, takes longer than this. "+
 			"The context of a reconcile ends then, unless its controller has set another time.")
 	fs.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, ""+
-		"The time that reconciles in flight have to finish after SIGTERM. If they do, the Lease is released at once; "+
-		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds at least 10 s above "+
-		"this time.")
+		"The time that reconciles in flight have to finish after SIGTERM; their contexts end up to 2 s earlier. If they do "+
+		"finish, the Lease is released at once; if not, the Lease expires and the exit code is 1. Keep "+
+		"terminationGracePeriodSeconds at least 10 s above this time.")
 	fs.BoolVar(&c.DryRun, "dry-run", c.DryRun,
 		"Change nothing. Controllers send writes with dryRun=All or only report them, and a request that cannot be a dry run "+
 			"is refused. Leases and Events are written as always.")

@@ -118,8 +118,11 @@ func (p *process) clientsOf(controller string, config *rest.Config, mapper *kind
 	}, errors.Join(clientErr, dynamicErr, metadataErr)
 }
 
-// loopOptions returns the options of the loops of a controller, in a cluster.
+// loopOptions returns the options of the loops of a controller, in a cluster. A reconcile that obeys its
+// context ends in time for a release of the Lease.
 func (p *process) loopOptions(controller, cluster string) controllers.LoopOptions {
+	shutdown := p.options.Generic.ShutdownTimeout
 	return controllers.LoopOptions{Name: controller, Cluster: cluster, Workers: *p.options.workers[controller],
-		Timeout: p.options.Generic.ControllerStuckAfter, Metrics: p.loopMetrics}
+		Timeout: p.options.Generic.ControllerStuckAfter, DrainTimeout: max(shutdown-2*time.Second, shutdown/2),
+		Metrics: p.loopMetrics}
 }

@@ -45,7 +45,9 @@ func (r *restarts) keepRunning(
 	for {
 		r.begin()
 		stack, err := panics.Recover(func() error {
-			err := run(ctx)
+			runCtx, cancel := context.WithCancel(ctx)
+			defer cancel() // what run has started and left behind ends
+			err := run(runCtx)
 			if ctx.Err() != nil && errtree.Every(err, func(err error) bool { return isEndOf(ctx, err) }) {
 				return nil // run ended because it was told to
 			}

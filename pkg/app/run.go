@@ -39,12 +39,13 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer p.events.stop(eventsFlushTimeout)
-	defer p.cache.Shutdown() // Entry.New may have followed resources
+	defer p.cache.Shutdown() // if listen fails: Entry.New may have followed resources
 	servers, err := p.listen(processCtx)
 	if err != nil {
 		return err
 	}
 	defer servers.stop()
+	defer p.cache.Shutdown() // a second call does nothing
 	if err := waitForAPIServer(ctx, p.clientConfigs.named("startup")); ctx.Err() != nil {
 		return nil // stopped before the API server was ready
 	} else if err != nil {
@@ -169,10 +170,11 @@ func (p *process) checkSync(r *http.Request) error {
 // of every replica run from the start. Work that has not ended when the election ends is cut off.
 func (p *process) lead(ctx, processCtx context.Context) error {
 	work, cutOff := context.WithCancelCause(processCtx)
+	everywhereWork, cutOffEverywhere := context.WithCancelCause(processCtx)
 	leading := make(chan struct{})
 	// The controllers of every replica run from here on.
 	everywhere, onLeader := p.controllers.withEveryReplica(true), p.controllers.withEveryReplica(false)
-	stopEverywhere := everywhere.start(lifetime.NewContext(ctx, work, leading), p.options.Generic.ShutdownTimeout)
+	stopEverywhere := everywhere.start(lifetime.NewContext(ctx, everywhereWork, leading), p.options.Generic.ShutdownTimeout)
 	if fence := serverFence(p.options); fence != apifence.Unknown {
 		p.lock.SetServerFence(ctx, fence)
 	}
@@ -190,5 +192,6 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	// stop last.
 	err = errors.Join(err, stopEverywhere())
 	cutOff(err)
+	cutOffEverywhere(err)
 	return err
 }

@@ -186,7 +186,7 @@ func TestLeaderIsNotIdleBeforeTheReplay(t *testing.T) {
 		var s Status
 		f.configMaps.listed = func() { letOthersRun(); s = f.loop.Status() }
 		f.run()
-		if s.Name == "" || s.Phase == PhaseRunning && s.QueueDepth == 0 {
+		if s.Name == "" || s.Phase == PhaseRunning && s.QueueDepth+s.ToReplay == 0 {
 			t.Errorf("status while the cache is listed: %+v", s)
 		}
 	})
@@ -219,8 +219,8 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, nil, ""},
 		"a second loop of a controller": {LoopOptions{Name: "two", Loop: "b", Metrics: m}, nothing, nil, ""},
 		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two/a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
-		"a cluster of a loop's name":    {LoopOptions{Name: "two", Cluster: "a", Metrics: m}, nothing, nil, "loop two/a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
-		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
+		"a cluster of a loop's name":    {LoopOptions{Name: "two", Cluster: "a", Metrics: m}, nothing, nil, ""},
+		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two@far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
 		"no informer to wait for":       {fine, nothing, []Watch[cache.ObjectName]{WaitFor[cache.ObjectName, metav1.Object](nil)}, "loop x: watch: the informer is nil"},
 		"no informer of owned objects":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](nil, schema.GroupKind{})}, "loop x: watch: the informer is nil"},

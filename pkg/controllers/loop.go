@@ -10,6 +10,7 @@ import (
 	"runtime/pprof"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/tools/cache"
@@ -28,6 +29,7 @@ type Loop[K comparable] struct {
 	reconcile func(context.Context, K) (time.Duration, error)
 	queue     *queue[K] // open while the loop runs
 	mappers   []*mapper[K]
+	toReplay  atomic.Int64 // number of objects that listCached has returned and replay has not mapped
 
 	mu       sync.Mutex
 	phase    Phase
@@ -267,7 +269,7 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, workers *sync.WaitGrou
 		workers.Go(func() {
 			select {
 			case <-m.watch.synced():
-				l.replay(ctx, m)
+				l.replay(ctx, l.listCached(m))
 			case <-m.removed:
 			case <-ctx.Done():
 			}
@@ -287,8 +289,9 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, workers *sync.WaitGrou
 		}
 	})
 	workers.Go(func() {
-		l.replay(ctx, slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
-		l.setPhase(PhaseRunning)
+		all := l.listCached(slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
+		l.setPhase(PhaseRunning) // from here on, the status has all that is to be done
+		l.replay(ctx, all)
 	})
 }
 
@@ -368,7 +371,7 @@ func (l *Loop[K]) dropQueue() {
 func (l *Loop[K]) setPhase(p Phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if p != PhaseRunning || l.phase == PhaseSyncing { // the replay may end when the loop is draining
+	if p != PhaseRunning || l.phase == PhaseSyncing { // the loop may be draining already
 		l.phase = p
 	}
 }

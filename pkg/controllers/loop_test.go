@@ -427,10 +427,10 @@ func TestLoopsHaveOneStatusAndEndTogether(t *testing.T) {
 	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
 	l := Loops{
 		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, Delayed: 5, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},
-		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
+		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, ToReplay: 4, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
 		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
 	}
-	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
+	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, ToReplay: 4, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
 	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}
@@ -482,7 +482,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		assert.NoError(t, err)
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
-				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) || testutil.LabelsMatch(metric, map[string]string{"name": "x/y/far"}) {
+				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) || testutil.LabelsMatch(metric, map[string]string{"name": "x/y@far"}) {
 					names = append(names, family.GetName())
 				}
 			}
@@ -496,7 +496,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
 		"workqueue_adds_total", "workqueue_depth", "workqueue_queue_duration_seconds", "workqueue_retries_total"}
 	assert.Equal(t, "series", want, series())
-	assert.Equal(t, "name", "x/y/far", l.Status().Name)
+	assert.Equal(t, "name", "x/y@far", l.Status().Name)
 	l.Close()
 	assert.Equal(t, "series that are left", nil, series())
 	assert.Equal(t, "results of the loop of our own cluster", len(loopmetrics.Results), len(counters(t, registry, "x")))
@@ -598,7 +598,7 @@ func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[st
 
 func TestDrainEndsReconcilesInTime(t *testing.T) {
 	const hosts, own = "the host's time is up", "the reconcile did not end within the 5s that test%s has to drain"
-	inTest, inFar := fmt.Sprintf(own, ""), fmt.Sprintf(own, "/far")
+	inTest, inFar := fmt.Sprintf(own, ""), fmt.Sprintf(own, "@far")
 	for name, tc := range map[string]struct {
 		deaf     bool // whether the reconcile, which takes an hour, ignores the end of its context
 		cluster  string

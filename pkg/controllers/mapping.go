@@ -63,36 +63,46 @@ func (m *mapper[K]) ifOpen(mapping func()) {
 	}
 }
 
-// replay maps the objects in the caches of watches, as fast as the queue takes them, and returns early if ctx
-// ends. The objects that changed last come first: what changed while nobody led has work to do, and most
-// others have none. Namespaces take turns, as in the queue.
-func (l *Loop[K]) replay(ctx context.Context, mappers ...*mapper[K]) {
-	type cached struct { // without the object, which may be replaced long before its turn
-		mapper  *mapper[K]
-		name    cache.ObjectName
-		version uint64
-		turn    int
-	}
-	var all []cached
+// cached is an object in the cache of a watch, without the object itself, which may be replaced long before
+// its turn.
+type cached[K comparable] struct {
+	mapper  *mapper[K]
+	name    cache.ObjectName
+	version uint64
+	turn    int
+}
+
+// listCached returns the objects in the caches of watches, for replay. The objects that changed last come
+// first: what changed while nobody led has work to do, and most others have none. Namespaces take turns, as
+// in the queue.
+func (l *Loop[K]) listCached(mappers ...*mapper[K]) (all []cached[K]) {
 	for _, m := range mappers {
 		list := m.watch.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
-			o := cached{mapper: m, name: cache.MetaObjectToName(obj)}
+			o := cached[K]{mapper: m, name: cache.MetaObjectToName(obj)}
 			// Versions are decimal (KEP-5504). An object whose version is no number comes last.
 			o.version, _ = strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
 			all = append(all, o)
 		}
 	}
-	slices.SortFunc(all, func(a, b cached) int { return cmp.Compare(b.version, a.version) })
+	slices.SortFunc(all, func(a, b cached[K]) int { return cmp.Compare(b.version, a.version) })
 	turns := map[string]int{}
 	for i := range all {
 		all[i].turn = turns[all[i].name.Namespace]
 		turns[all[i].name.Namespace]++
 	}
-	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
-	for _, o := range all {
+	slices.SortStableFunc(all, func(a, b cached[K]) int { return cmp.Compare(a.turn, b.turn) })
+	l.toReplay.Add(int64(len(all)))
+	return all
+}
+
+// replay maps objects that listCached has returned, as fast as the queue takes them, and returns early if ctx
+// ends.
+func (l *Loop[K]) replay(ctx context.Context, all []cached[K]) {
+	for n, o := range all {
 		if !l.queue.waitForRoom(ctx) {
+			l.toReplay.Add(int64(n - len(all)))
 			return
 		}
 		select {
@@ -100,5 +110,6 @@ func (l *Loop[K]) replay(ctx context.Context, mappers ...*mapper[K]) {
 		default:
 			o.mapper.mapCached(o.name)
 		}
+		l.toReplay.Add(-1)
 	}
 }

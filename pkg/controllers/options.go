@@ -24,8 +24,8 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// LoopOptions configures a [Loop]. The host fills in Name, Workers, Timeout and Metrics; a controller may
-// set the others, and another Timeout.
+// LoopOptions configures a [Loop]. The host fills in Name, Workers, Timeout, DrainTimeout and Metrics; a
+// controller may set the others, and another Timeout or DrainTimeout.
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
@@ -44,9 +44,10 @@ type LoopOptions struct {
 	// Timeout, if set, is how long a reconcile may take. Then its context ends. The host sets it to
 	// --controller-stuck-after.
 	Timeout time.Duration
-	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. Then their
-	// contexts end. In a loop for another cluster it counts from the beginning of the longest reconcile: a
-	// cluster that has not answered for that long gets no more time. --shutdown-timeout applies in any case.
+	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. Then
+	// their contexts end. In a loop for another cluster it counts from the beginning of the longest
+	// reconcile: a cluster that has not answered for that long gets no more time. --shutdown-timeout applies
+	// in any case. The host sets 2 s less than that, but at least half of it; for another cluster, 2 s.
 	DrainTimeout time.Duration
 	// Metrics counts for /metrics. A loop without it, in a test of its author's, counts for itself.
 	Metrics *loopmetrics.Metrics
@@ -55,7 +56,7 @@ type LoopOptions struct {
 	Background func(ctx context.Context) error
 }
 
-// String returns the name for people, and the label name of the queue's metrics: CONTROLLER/LOOP/CLUSTER,
+// String returns the name for people, and the label name of the queue's metrics: CONTROLLER/LOOP@CLUSTER,
 // without what is empty.
 func (o LoopOptions) String() string { return o.labels().String() }
 

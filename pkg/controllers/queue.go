@@ -242,7 +242,7 @@ func (q *queue[K]) take() *queueItem[K] {
 		}
 	}
 	q.depth--
-	item.taken, item.due = true, [2]position{}
+	item.taken, item.parked, item.due = true, false, [2]position{}
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
 	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
 	// for shop by adding it again.

@@ -181,6 +181,9 @@ func (m *model) take() (key string, ln lane) {
 		k.back = k.turn
 	}
 	k.busy, k.turn = true, ""
+	if m.parked == first.key {
+		m.parked = ""
+	}
 	return first.key, ln
 }
 
@@ -425,7 +428,7 @@ func TestReplayWaitsForTheQueue(t *testing.T) {
 		const busy = 3 * replayAhead
 		f := newPaced(t, nil, append([]string{"mine/a"}, objects("busy", busy)...)...)
 		f.expectNext(3, "mine/a")
-		if s := f.loop.Status(); s.QueueDepth > replayAhead || s.Phase != PhaseSyncing {
+		if s := f.loop.Status(); s.QueueDepth > replayAhead || s.ToReplay < busy-replayAhead-5 {
 			t.Errorf("%+v", s)
 		}
 		f.put("2", "mine/a")
@@ -433,6 +436,6 @@ func TestReplayWaitsForTheQueue(t *testing.T) {
 		pass((busy + 10) * pace)
 		synctest.Wait()
 		s := f.loop.Status()
-		assert.Equal(t, "reconciles, keys queued and phase", []any{uint64(busy + 2), 0, PhaseRunning}, []any{s.Reconciles, s.QueueDepth, s.Phase})
+		assert.Equal(t, "reconciles, keys queued, objects to replay, and phase", []any{uint64(busy + 2), 0, 0, PhaseRunning}, []any{s.Reconciles, s.QueueDepth, s.ToReplay, s.Phase})
 	})
 }

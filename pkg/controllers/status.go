@@ -20,10 +20,12 @@ type Status struct {
 	Workers int   `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, Delayed those whose delay or back-off has yet to
 	// pass, and Failing those whose last reconcile has failed.
-	QueueDepth int        `json:"queueDepth"`
-	Delayed    int        `json:"delayed"`
-	Failing    int        `json:"failing"`
-	InFlight   []InFlight `json:"inFlight"`
+	QueueDepth int `json:"queueDepth"`
+	Delayed    int `json:"delayed"`
+	Failing    int `json:"failing"`
+	// ToReplay counts the cached objects whose keys are not in the queue yet, after the start of a new leader.
+	ToReplay int        `json:"toReplay"`
+	InFlight []InFlight `json:"inFlight"`
 
 	Reconciles uint64 `json:"reconciles"`
 	Errors     uint64 `json:"errors"`
@@ -51,9 +53,10 @@ type Phase string
 const (
 	// PhaseStopped is the phase before and after Run.
 	PhaseStopped Phase = "Stopped"
-	// PhaseSyncing is the phase in which Run waits for the informers, and then maps the objects in them.
+	// PhaseSyncing is the phase in which Run waits for the informers, and lists the objects in them.
 	PhaseSyncing Phase = "Syncing"
-	// PhaseRunning follows PhaseSyncing, in which the first reconciles begin.
+	// PhaseRunning is the phase in which the workers reconcile. At first, the objects in the informers are
+	// mapped beside it.
 	PhaseRunning Phase = "Running"
 	// PhaseDraining is the phase in which Run finishes what is in flight and takes no more keys.
 	PhaseDraining Phase = "Draining"
@@ -87,6 +90,7 @@ func (l *Loop[K]) Status() Status {
 		LastError:  l.lastErr,
 	}
 	s.QueueDepth, s.Delayed, s.Failing = l.queue.counts()
+	s.ToReplay = int(l.toReplay.Load())
 	for _, reconcile := range l.inFlight {
 		s.InFlight = append(s.InFlight, reconcile)
 	}
@@ -126,6 +130,7 @@ func (s *Status) Add(other Status) {
 	s.QueueDepth += other.QueueDepth
 	s.Delayed += other.Delayed
 	s.Failing += other.Failing
+	s.ToReplay += other.ToReplay
 	s.InFlight = append(s.InFlight, other.InFlight...)
 	s.Reconciles += other.Reconciles
 	s.Errors += other.Errors

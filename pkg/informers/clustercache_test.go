@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -34,8 +35,11 @@ func in(namespace, name, value string) *corev1.Secret {
 }
 
 // names returns the keys in the first cache.
-func names(f *ClusterCache) []string {
-	return slices.Sorted(slices.Values(f.informers[0].objects.keys()))
+func names(f *ClusterCache) (names []string) {
+	for _, o := range f.informers[0].objects.list() {
+		names = append(names, o.key())
+	}
+	return slices.Sorted(slices.Values(names))
 }
 
 // cached returns a Secret of the namespace shop in the first cache, or nil.
@@ -283,13 +287,26 @@ func TestFollow(t *testing.T) {
 		},
 		"what Entry.New follows counts as if it were declared": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
 			c.failWith(func(string) error { return syscall.ECONNREFUSED })
-			followSecrets(t, f, c, ttlNeed, nil, h.handle)
+			w := followSecrets(t, f, c, ttlNeed, nil, h.handle)
 			f.Start(t.Context())
-			followSecrets(t, f, c, reloadNeed, nil, h.handle) // while its controller runs
 			pass(time.Minute)
 			wantProblem(t, f, ttlNeed.controller, "cannot list secrets")
-			assert.NoError(t, f.Problem(reloadNeed.controller))
-			assert.Equal(t, "ready, and series", []any{false, 1}, []any{f.CheckSync(nil) == nil, len(f.caches.sums())})
+			assert.Equal(t, "ready", false, f.CheckSync(nil) == nil)
+			c.failWith(nil)
+			pass(2 * time.Minute)
+			counts := func() []any {
+				sum := f.caches.sums()[seriesLabels{"", "", "secrets"}]
+				return []any{sum.Synced, sum.Objects, sum.Failures}
+			}
+			assert.Equal(t, "counts", []any{true, 2, w.Status().Failures}, counts())
+			c.failWith(func(string) error { return syscall.ECONNREFUSED })
+			followSecrets(t, f, c, reloadNeed, nil, h.handle) // while its controller runs
+			pass(time.Minute)
+			assert.NoError(t, errors.Join(f.CheckSync(nil), f.Problem(reloadNeed.controller)))
+			assert.Equal(t, "counts while that fails", []any{true, 2, w.Status().Failures}, counts())
+			c.failWith(nil)
+			pass(2 * time.Minute)
+			assert.Equal(t, "counts when that works", []any{true, 4, w.Status().Failures}, counts())
 		},
 		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
 			calls, ready := 0, make(chan struct{})
@@ -336,21 +353,4 @@ func TestFollow(t *testing.T) {
 			run(bubble{t}, newTestCache(t, c), c, &recorder{})
 		})
 	}
-}
-
-func TestListThatHungHoldsItsNextSlotForLess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &feed{listSlots: make(chan struct{}, 1)}
-		heldAfter := func(pause time.Duration) bool {
-			f.takeListSlot(t.Context())
-			pass(pause)
-			return len(f.listSlots) > 0
-		}
-		assert.Equal(t, "the first list holds it", false, heldAfter(listSlotTimeout))
-		assert.Equal(t, "the second list holds it", false, heldAfter(hungSlotTimeout))
-		assert.Equal(t, "the third list, which ends in time, holds it", true, heldAfter(hungSlotTimeout-1))
-		f.giveListSlotBack()
-		assert.Equal(t, "the fourth list holds it", true, heldAfter(listSlotTimeout-1))
-		f.giveListSlotBack()
-	})
 }

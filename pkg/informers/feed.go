@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,11 +16,7 @@ import (
 )
 
 // listSlotTimeout is how long a list that does not end keeps the lists of other followed resources waiting.
-// After that, the next list of the feed does so for hungSlotTimeout only.
-const (
-	listSlotTimeout = 5 * time.Second
-	hungSlotTimeout = 500 * time.Millisecond
-)
+const listSlotTimeout = 5 * time.Second
 
 // backoff is the back-off of client-go's informers.
 var backoff = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
@@ -35,7 +30,6 @@ type feed struct {
 	state     *state
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
-	hung      atomic.Bool // the last list lasted longer than its slot
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
 
@@ -68,7 +62,9 @@ func (f *feed) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			f.handleFailure(ctx, err)
 			f.informer.reviewFirstLists()
-			f.state.logFailure(ctx, err)
+			if expired := apierrors.IsResourceExpired(err) || apierrors.IsGone(err); !expired || !complete {
+				f.state.logFailure(ctx, err) // an expired watch is no failure: a list follows
+			}
 		}
 		f.wait(ctx, delay.Step())
 	}
@@ -119,18 +115,9 @@ func (f *feed) takeListSlot(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
-	timeout := listSlotTimeout
-	if f.hung.Load() {
-		timeout = hungSlotTimeout
-	}
 	free := sync.OnceFunc(func() { <-f.listSlots })
-	timer := time.AfterFunc(timeout, func() { f.hung.Store(true); free() })
-	f.freeSlot = func() {
-		if timer.Stop() {
-			f.hung.Store(false)
-		}
-		free()
-	}
+	timer := time.AfterFunc(listSlotTimeout, free)
+	f.freeSlot = func() { timer.Stop(); free() }
 	return true
 }
 

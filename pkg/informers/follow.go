@@ -86,7 +86,7 @@ func (c *ClusterCache) unfollow(i *informer) {
 	defer c.caches.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !i.duringRun && slices.Contains(c.followed, i) {
+	if slices.Contains(c.followed, i) {
 		c.caches.keepCounts(c.cfg.Cluster, i)
 	}
 	c.followed = slices.DeleteFunc(c.followed, func(other *informer) bool { return other == i })

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,9 +134,9 @@ func (i *informer) replace(f *feed, list []any) error {
 		_, found := listed[name]
 		return !found && f.covers(name.Namespace)
 	}
-	for _, key := range i.objects.keys() {
-		if name, err := cache.ParseObjectName(key); err == nil && isGone(name) {
-			i.removeKey(f, key)
+	for _, o := range i.objects.list() {
+		if isGone(o.objectName()) {
+			i.removeKey(f, o.key())
 		}
 	}
 	i.bad.forgetGone(isGone)
@@ -153,9 +152,6 @@ type event struct {
 // object returns the newest state that the event has.
 func (e event) object() *Object { return cmp.Or(e.new, e.old) }
 
-// minMerge is how many events of a call that hangs have to wait before any are merged.
-const minMerge = 1000
-
 // listener calls a function of a controller with each event, one at a time. A slow function delays no other.
 type listener struct {
 	call    func(event)
@@ -164,8 +160,6 @@ type listener struct {
 	mu      sync.Mutex
 	events  []event // which wait
 	running bool
-	begun   time.Time // when the present call began
-	merged  int       // how many events the last merge left
 }
 
 // notify queues an event for all listeners. The caller holds mu.
@@ -229,39 +223,10 @@ func (l *listener) add(e event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.events = append(l.events, e)
-	switch {
-	case !l.running:
-		l.running, l.begun = true, time.Now()
+	if !l.running {
+		l.running = true
 		go l.run()
-	case len(l.events) >= max(minMerge, 2*l.merged) && time.Since(l.begun) >= stuckCall:
-		l.merge()
 	}
-}
-
-// merge merges the events of each object into one, as if a relist showed the change, since writes while a
-// function hangs must not fill the memory. An object that came and went leaves none. Initial events stay as
-// they are: there is a limited number of them, and watches drop them. The caller holds mu.
-//
-// While a function is only slow, nothing is merged: a reconcile may have seen in the cache what was between.
-func (l *listener) merge() {
-	var events []event
-	indexes := map[string]int{} // in events, by object
-	for _, e := range l.events {
-		key := e.object().key()
-		index, found := indexes[key]
-		switch {
-		case e.initial:
-			delete(indexes, key) // the next event comes after this one
-		case found:
-			events[index].new = e.new
-			continue
-		default:
-			indexes[key] = len(events)
-		}
-		events = append(events, e)
-	}
-	l.events = slices.DeleteFunc(events, func(e event) bool { return e.object() == nil })
-	l.merged = len(l.events)
 }
 
 // run returns when no event waits.
@@ -284,6 +249,6 @@ func (l *listener) next() (e event, found bool) {
 		return event{}, false
 	}
 	e, l.events[0] = l.events[0], event{}
-	l.events, l.begun = l.events[1:], time.Now()
+	l.events = l.events[1:]
 	return e, true
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -158,50 +157,6 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		synctest.Wait()
 		removed.want(t, "+a=")
 		assert.Equal(t, "calls of the slow one", slices.Delete(want, 1, 2), slow.lines)
-	})
-}
-
-// TestEventsThatWaitForAFunctionThatHangsAreMerged has a handler that hangs at its first event.
-func TestEventsThatWaitForAFunctionThatHangsAreMerged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i, f := newFeed(t, reloadNeed)
-		assert.NoError(t, f.Replace([]any{named("gone-0", ""), named("gone-1", "")}, "1"))
-		goOn, gone, state := make(chan struct{}), 0, map[string]*Object{}
-		i.listen("reload", func(e event) {
-			<-goOn
-			if strings.HasPrefix(e.object().GetName(), "gone") {
-				gone++
-			}
-			if key := e.object().key(); e.old != state[key] {
-				t.Errorf("the handler does not know the old state %+v of %+v", e.old, e)
-			} else if state[key] = e.new; e.new == nil {
-				delete(state, key)
-			}
-		})
-		synctest.Wait() // until the first event is taken
-		write := func(n int) {
-			brief := named(fmt.Sprint("brief-", n), "")
-			assert.NoError(t, errors.Join(f.Update(named(fmt.Sprint("few-", n%5), strconv.Itoa(n))), f.Add(brief), f.Delete(brief)))
-		}
-		for n := range minMerge {
-			write(n)
-		}
-		assert.Equal(t, "waiting events of a function that may be slow", 3*minMerge+1, len(i.listeners[0].events))
-		pass(stuckCall)
-		assert.NoError(t, errors.Join(f.Delete(named("gone-0", "")), f.Delete(named("gone-1", ""))))
-		for n := range 5 * minMerge {
-			write(n)
-			if waiting := len(i.listeners[0].events); waiting > minMerge {
-				t.Fatalf("%d events wait", waiting)
-			}
-		}
-		close(goOn)
-		synctest.Wait()
-		assert.Equal(t, "events of two objects that were there", 4, gone)
-		assert.Equal(t, "keys that the handler knows", i.objects.keys(), slices.Collect(maps.Keys(state)), cmpopts.SortSlices(strings.Compare))
-		for _, o := range i.objects.list() {
-			assert.Equal(t, "the handler knows the newest state of "+o.key(), true, o == state[o.key()])
-		}
 	})
 }
 

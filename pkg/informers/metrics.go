@@ -93,8 +93,14 @@ func (c *Caches) sums() map[seriesLabels]*ResourceStatus {
 	defer c.mu.Unlock()
 	sums := map[seriesLabels]*ResourceStatus{}
 	for _, cluster := range c.all {
-		for _, i := range cluster.required() {
+		for _, i := range cluster.allInformers() {
 			for _, status := range i.status() {
+				if i.duringRun {
+					if !status.Synced {
+						continue
+					}
+					status.Failures = 0
+				}
 				if sum := sums[i.labels(cluster.cfg.Cluster)]; sum != nil {
 					sum.add(&status)
 				} else {
@@ -127,8 +133,9 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 }
 
 // CollectWithStability implements metrics.StableCollector. All informers of a resource in clusters of one
-// name count together: several controllers may have opened one cluster. In the process's own cluster, what
-// is followed while Run runs does not count: it may be that no user wants these resources.
+// name count together: several controllers may have opened one cluster. Of what is followed while Run runs,
+// in the process's own cluster, neither failures nor an incomplete cache count: it may be that no user wants
+// these resources.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 	for labels, status := range c.sums() {
 		for _, m := range c.metrics {

@@ -28,6 +28,7 @@ const pageSize = 250
 //
 //	asked for          error                      the reflector
 //	a streamed list    429, connection refused    waits without ctx, and asks again: it never gets these
+//	a streamed list    410                        asks again at once: it never gets this
 //	a streamed list    any other, errBrief        asks ListWithContext for pages
 //	                   429 in its events          waits without ctx, and asks again
 //	a watch            429, connection refused    waits, and asks again
@@ -149,10 +150,10 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	default:
 		f.state.recordFailure("watch", err)
 	}
-	switch retried := busy || utilnet.IsConnectionRefused(err); {
-	case retried && streamed:
-		err = errors.New(err.Error()) // see attempt: a wait without ctx would delay Shutdown
-	case retried:
+	switch {
+	case streamed:
+		err = errors.New(err.Error()) // an error of no type, after which the reflector asks for pages
+	case busy || utilnet.IsConnectionRefused(err):
 		f.state.logFailure(ctx, err) // the reflector does not return to run
 	}
 	return nil, err

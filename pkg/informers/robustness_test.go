@@ -32,6 +32,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 		"internal error":     apierrors.NewInternalError(errors.New("etcd is not available")),
 		"connection refused": syscall.ECONNREFUSED,
 		"broken connection":  io.ErrUnexpectedEOF,
+		"gone":               apierrors.NewResourceExpired("there is no API server here any more"),
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
@@ -378,6 +379,10 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 			pass(tc.after)
 			assert.Equal(t, "it is a problem", tc.problem, s.problem() != nil)
 			assert.Equal(t, "it fails long", tc.failsLong, s.failsLong())
+			if tc.absent {
+				s.recordFailure("list", notFound)
+				assert.Equal(t, "failures, without the answer that it is absent", int64(1), s.status().Failures)
+			}
 		})
 	}
 }

@@ -148,7 +148,9 @@ func (s *state) recordActivity(obj any, isEvent bool) {
 func (s *state) recordFailure(verb string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.recorded.Failures++
+	if !s.recorded.Absent || !apierrors.IsNotFound(err) { // an absent resource is no failure
+		s.recorded.Failures++
+	}
 	f := s.failing[verb]
 	if f == nil {
 		f = &failure{verb: verb, since: time.Now()}
@@ -221,11 +223,11 @@ func (s *state) failsLong() bool {
 }
 
 // logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they
-// are tried again for ever. An expired version is not a failure: the informer lists again.
+// are tried again for ever.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.recorded.Absent || s.logged == causeOf(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if s.recorded.Absent || s.logged == causeOf(err) {
 		return
 	}
 	s.logged = causeOf(err)

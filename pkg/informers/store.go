@@ -63,14 +63,6 @@ func (s *store) list() []*Object {
 	return s.objects.list()
 }
 
-// keys returns the keys of the objects in no order.
-func (s *store) keys() (keys []string) {
-	for _, o := range s.list() {
-		keys = append(keys, o.key())
-	}
-	return keys
-}
-
 // byIndex returns the objects that have a value in an index, in no order, and whether there is such an
 // index.
 func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {

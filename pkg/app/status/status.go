@@ -67,10 +67,11 @@ replica:
   sleep 2    # until it says "Forwarding from"
   ` + of + ` status --endpoint https://127.0.0.1:10357 --endpoint-insecure
 
-It asks there as the user of the kubeconfig, who needs the verb get on the
-nonResourceURLs /debug/leader and /debug/controllers/. What only one of the two
-tells is shown without the other. No proxy stands between it and an endpoint on
-loopback, whatever the kubeconfig and the environment say.`,
+The command asks there as the user of the kubeconfig, who needs the verb get on
+the nonResourceURLs /debug/leader and /debug/controllers/. If only the API
+server or only a secure port answers, the command shows what that one knows.
+Requests to an endpoint on loopback use no proxy, whatever the kubeconfig and
+the environment say.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {

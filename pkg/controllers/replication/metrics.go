@@ -57,7 +57,9 @@ func newControllerMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) 
 			}
 		}
 	}
-	m.problems.WithLabelValues(policy.PatternTimeout).Add(0) // an alert uses this series
+	for _, reason := range []string{policy.InvalidAnnotation, policy.InvalidPattern, policy.AmbiguousPattern, policy.ConflictingAnnotations, policy.PatternTimeout} {
+		m.problems.WithLabelValues(reason).Add(0)
+	}
 	return m
 }
 
