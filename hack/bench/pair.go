@@ -82,11 +82,11 @@ func (p *pair) stop() error {
 	return errors.Join(errs...)
 }
 
-// takeover holds durations from the signal to the old leader.
+// takeover is what was measured of one take-over. Durations count from the signal to the old leader.
 type takeover struct {
 	observed time.Duration // until the watch of the benchmark's client delivered the new holder
 	written  time.Duration // until kube-apiserver had written it, according to the audit log
-	wonLease time.Time     // when it had
+	wonLease time.Time     // when kube-apiserver had written the new holder
 	created  time.Duration // until kube-apiserver had created what createTrigger creates
 	// firstReconcile lasts until the first write of the new leader's controller arrived at kube-apiserver,
 	// see createTrigger. It is zero if the old leader did that work before it ended.

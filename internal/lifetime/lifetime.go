@@ -11,8 +11,9 @@ type key struct{}
 // Lifetime says when a controller must drain, how long its work may last, and from when on this replica
 // leads.
 type Lifetime struct {
-	Run, Work context.Context
-	Leading   <-chan struct{}
+	Run     context.Context // when it ends, the controller must drain
+	Work    context.Context // when it ends, reconciles are cut off
+	Leading <-chan struct{} // closed when this replica begins to lead
 }
 
 // NewContext returns a copy of ctx for Run of a controller. When ctx ends, the controller must drain; when

@@ -84,7 +84,9 @@ func (o *openClusters) addStatus(s *controllers.Status) {
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
 			one := l.Status()
-			l.restarts.recordPhase(one.Phase)
+			if one.Phase != controllers.PhaseSyncing { // the cluster may be away
+				l.restarts.recordPhase(one.Phase)
+			}
 			one.InFlight = slices.Clone(one.InFlight)
 			for i := range one.InFlight {
 				one.InFlight[i].Key += " in cluster " + c.name
@@ -157,7 +159,7 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 		return fail(err)
 	}
 	life, end := context.WithCancel(context.Background())
-	events := newEventSender(life, eventsClient.CoreV1(), p.scheme)
+	events := newEventSender(context.Background(), eventsClient.CoreV1(), p.scheme) // free stops it, after the loops
 	other := &otherCluster{
 		openClusters: o, name: name, cache: cache, events: events, transport: readConfig.Transport, life: life, end: end}
 	other.release = sync.OnceFunc(other.free)

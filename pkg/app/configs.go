@@ -34,7 +34,7 @@ type GenericConfig struct {
 func (c *GenericConfig) AddFlags(fs *pflag.FlagSet, all entries) {
 	fs.StringSliceVar(&c.Controllers, "controllers", c.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
-		"The first item that names a controller decides. "+
+		"An item with a controller's own name beats '*', wherever it stands; of several with its name, the first decides. "+
 		"All: "+strings.Join(all.names(), ", ")+". On by default: "+all.onByDefault()+".")
 	if originals := all.originals(); len(originals) > 0 {
 		fs.StringSliceVar(&c.Compat, "compat", c.Compat, ""+

@@ -22,7 +22,8 @@ const eventsFlushTimeout = 3 * time.Second
 
 // eventObjects limits for how many objects and texts the recorder remembers which Events it has sent, in
 // order to combine and limit them. client-go's default of 4,096 takes 6.4 MiB of heap once there were Events
-// for that many objects, as after a start; 512 take 0.8 MiB.
+// for that many objects, as after a start; 512 take 0.8 MiB. An object with Events that has been forgotten
+// begins with a new Event and a new limit.
 const eventObjects = 512
 
 // eventSender sends Events. Each source has a queue of its own, so that a controller with many Events does

@@ -294,6 +294,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 				t.Errorf("it stopped after %s with %v; want %s and %s", took, err, tc.took, tc.want)
 			}
 			<-time.After(2 * time.Hour) // until the one that does not drain has returned
+			assert.Equal(t, "a Run goes on", false, here.restarts.isRunning())
 		})
 	}
 }
@@ -437,7 +438,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 }
 
 func TestHealthCheckSaysTheProblem(t *testing.T) {
-	draining := func(c *scripted) { c.status.Phase = controllers.PhaseDraining }
+	in := func(phase controllers.Phase) func(*scripted) { return func(c *scripted) { c.status.Phase = phase } }
 	reconciling := func(c *scripted) {
 		c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now()}}
 	}
@@ -449,8 +450,11 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 		"no reconcile":                        {func(*scripted) {}, time.Hour, ""},
 		"a reconcile within the limit":        {reconciling, 30 * time.Second, ""},
 		"a reconcile that is over the limit":  {reconciling, 2 * time.Minute, "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
-		"a drain within the limit":            {draining, 30 * time.Second, ""},
-		"a drain that is over the limit":      {draining, 2 * time.Minute, "has been draining for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a drain within the limit":            {in(controllers.PhaseDraining), 30 * time.Second, ""},
+		"a drain that is over the limit":      {in(controllers.PhaseDraining), 2 * time.Minute, "has been draining for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a loop that waits for its informers": {in(controllers.PhaseSyncing), 2 * time.Minute, "has been waiting for its informers for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a loop that runs":                    {in(controllers.PhaseRunning), 2 * time.Minute, ""},
+		"a Run that goes on without its loop": {in(controllers.PhaseStopped), 2 * time.Minute, "has been without its loop, in a Run that goes on, for 2m0s, longer than --controller-stuck-after=1m0s"},
 		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, 0, "the API server refuses"},
 		"a stuck reconcile and its cause": {func(c *scripted) { reconciling(c); c.status.Problem = "no answer" }, 2 * time.Minute,
 			"reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s\nno answer"},
@@ -459,7 +463,10 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			h, c, registry := host(t, untilTheEnd)
 			tc.of(c)
-			_ = h.Status() // the first to see a drain
+			_ = h.Status() // on a standby, where it does not count
+			<-time.After(time.Hour)
+			tc.of(c)
+			h.restarts.begin()
 			<-time.After(tc.since)
 			series(t, registry, "quartermaster_controller_problem", map[bool]float64{true: 0, false: 1}[tc.want == ""]) // a scrape
 			if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {

@@ -27,11 +27,13 @@ const (
 
 // restarts records how the runs of one controller, or of its loop in another cluster, ended.
 type restarts struct {
-	mu       sync.Mutex
-	count    uint64
-	began    time.Time // when the last run began; zero after an unexpected end
-	draining time.Time // when the controller, or the loop, was first seen to drain; zero while it does not
-	lastErr  *controllers.LastError
+	mu      sync.Mutex
+	count   uint64
+	running bool              // run has not returned
+	began   time.Time         // when the last run began; zero after an unexpected end
+	phase   controllers.Phase // that a status showed last
+	since   time.Time         // when a status first showed it
+	lastErr *controllers.LastError
 }
 
 // keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
@@ -53,6 +55,7 @@ func (r *restarts) keepRunning(
 			}
 			return err
 		})
+		r.returned()
 		if stack != nil {
 			m.Panicked(controller)
 		}
@@ -85,7 +88,19 @@ func isEndOf(ctx context.Context, err error) bool {
 func (r *restarts) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.began = time.Now()
+	r.began, r.running, r.since = time.Now(), true, time.Now()
+}
+
+func (r *restarts) returned() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running = false
+}
+
+func (r *restarts) isRunning() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.running
 }
 
 // end records an unexpected end.
@@ -101,21 +116,27 @@ func (r *restarts) end(err error) {
 func (r *restarts) recordPhase(phase controllers.Phase) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if phase != controllers.PhaseDraining {
-		r.draining = time.Time{}
-	} else if r.draining.IsZero() {
-		r.draining = time.Now()
+	if phase != r.phase {
+		r.phase, r.since = phase, time.Now()
 	}
 }
 
+// waitsIn says what run does in phases in which it must not stay.
+var waitsIn = map[controllers.Phase]string{
+	controllers.PhaseSyncing:  "has been waiting for its informers",
+	controllers.PhaseDraining: "has been draining",
+	controllers.PhaseStopped:  "has been without its loop, in a Run that goes on,",
+}
+
 // problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has the
-// causes. It also returns an error while a drain lasts longer than stuckAfter: nothing else shows that all
-// loops of a controller wait for the Background of one of them.
+// causes. It also returns an error while run waits for longer than stuckAfter and does nothing: nothing else
+// shows that all loops of a controller wait for the Background of one of them, that a loop waits for a
+// resource that it follows, or that run goes on without its loop.
 func (r *restarts) problem(stuckAfter time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if age := time.Since(r.draining); !r.draining.IsZero() && age > stuckAfter {
-		return fmt.Errorf("has been draining for %s, longer than --controller-stuck-after=%s", age.Round(time.Second), stuckAfter)
+	if age := time.Since(r.since); r.running && age > stuckAfter && waitsIn[r.phase] != "" {
+		return fmt.Errorf("%s for %s, longer than --controller-stuck-after=%s", waitsIn[r.phase], age.Round(time.Second), stuckAfter)
 	}
 	if r.count > 0 && (r.began.IsZero() || time.Since(r.began) < healthyRun) {
 		return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.count, restartDelay)

@@ -214,18 +214,18 @@ func atOnce[T any](all []T, do func(at int, one T)) {
 	doing.Wait()
 }
 
-// unfinished returns an error that names the reconciles in flight, and the controllers that drain without a
-// reconcile in flight.
+// unfinished returns an error that names the reconciles in flight, and the controllers whose Run goes on
+// without one.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
-	for _, s := range h.statuses() {
+	for i, s := range h.statuses() {
 		for _, reconcile := range s.InFlight {
 			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop",
 				s.Name, reconcile.Key, now.Sub(reconcile.Since).Round(time.Second)))
 		}
-		if len(s.InFlight) == 0 && s.Phase == controllers.PhaseDraining {
+		if len(s.InFlight) == 0 && h[i].restarts.isRunning() {
 			errs = append(errs, fmt.Errorf("controller %s did not stop, although it reconciles nothing: "+
-				"its Background or the mapping of a watch goes on", s.Name))
+				"its Background, the mapping of a watch, or something else in its Run goes on", s.Name))
 		}
 	}
 	return errors.Join(errs...)

@@ -65,7 +65,7 @@ type Entry struct {
 	New func(Host) (Controller, error)
 }
 
-// Controller is what the host runs while this replica leads.
+// Controller is what the host runs while this replica leads or, with Entry.EveryReplica, all the time.
 type Controller interface {
 	// Run works until ctx ends. Then it finishes what is in flight, and returns nil once all of its work has
 	// ended. The host waits for Run as long as --shutdown-timeout says.

@@ -14,10 +14,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/errtree"
 )
 
-// IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
-// whether an error in err's tree has a method NotLeading() bool that returns true. The loop's metric counts
-// such an error apart, and the log does not show it, unless it is joined with an error of another kind. A
-// controller need not report it either.
+// IsNotLeading reports whether err is the refusal of a write because this replica does not lead, not any more
+// or not yet: whether an error in err's tree has a method NotLeading() bool that returns true. The loop's
+// metric counts such an error apart, and the log does not show it, unless it is joined with an error of
+// another kind. A controller need not report it either.
 func IsNotLeading(err error) bool { return errtree.Any(err, refusesWrite) }
 
 // refusesWrite is IsNotLeading of err itself, without what it wraps or joins.

@@ -42,8 +42,9 @@ const replayAhead = 500
 // that is later. Keys of one round are taken in the order in which they were added.
 //
 // If several tenants add a key, it is due in the earliest of their rounds, and a tenant who would have it
-// later spends no turn. So nobody delays a key by adding it to a long queue of their own. For instance, shop
-// adds the keys a and b to a lane, and then team adds b and c. Without team, b would be due in round 2:
+// later spends no turn; who was earlier at first has spent one. So nobody delays a key by adding it to a long
+// queue of their own. For instance, shop adds the keys a and b to a lane, and then team adds b and c. Without
+// team, b would be due in round 2:
 //
 //	round 1: a, b
 //	round 2: c

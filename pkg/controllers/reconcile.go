@@ -82,7 +82,7 @@ type outcome struct {
 func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
 	started := time.Now()
 	l.setInFlight(key, InFlight{"a key whose String has not returned", started})
-	// Only people read the text of a key, so the loop requires no method for entry.
+	// K needs no String method: only people read the text of a key.
 	name := fmt.Sprint(key)
 	l.setInFlight(key, InFlight{name, started})
 

@@ -23,7 +23,8 @@ type Status struct {
 	QueueDepth int `json:"queueDepth"`
 	Delayed    int `json:"delayed"`
 	Failing    int `json:"failing"`
-	// ToReplay counts the cached objects whose keys are not in the queue yet, after the start of a new leader.
+	// ToReplay counts the cached objects whose keys are not in the queue yet, after Run has begun or a watch
+	// was added.
 	ToReplay int        `json:"toReplay"`
 	InFlight []InFlight `json:"inFlight"`
 

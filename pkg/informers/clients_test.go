@@ -74,7 +74,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		followed, err := Follow[*Object](names, Need{Resource: Secrets})
 		assert.NoError(t, err)
 		<-followed.Synced()
-		assert.Equal(t, "list slots of the other clusters", 16, cap(followed.informer.feeds[0].listSlots))
+		assert.Equal(t, "list slots of another cluster", 2, cap(followed.informer.feeds[0].listSlots))
 		assert.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge

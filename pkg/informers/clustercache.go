@@ -27,9 +27,6 @@ import (
 type Caches struct {
 	metrics.BaseStableCollector
 	metrics []resourceMetric
-	// The lists of followed resources that are read at once hold a slot each, in the process's own cluster and
-	// in all others together.
-	ownSlots, otherSlots chan struct{}
 
 	mu    sync.Mutex
 	all   []*ClusterCache
@@ -38,8 +35,7 @@ type Caches struct {
 
 // NewCaches returns Caches without a cluster, and registers their metrics.
 func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
-	c := &Caches{metrics: resourceMetrics(), ended: map[seriesLabels]ResourceStatus{},
-		ownSlots: make(chan struct{}, 2), otherSlots: make(chan struct{}, 16)}
+	c := &Caches{metrics: resourceMetrics(), ended: map[seriesLabels]ResourceStatus{}}
 	if err := reg.CustomRegister(c); err != nil {
 		return nil, fmt.Errorf("register informer metrics: %w", err)
 	}
@@ -94,6 +90,7 @@ type ClusterCache struct {
 	sourceFor func(p *plan, namespace string) (source, error)
 	informers []*informer // of the declared needs
 	caches    *Caches
+	listSlots chan struct{} // the lists of followed resources that are read at once hold a slot each
 	// countPanic is called for each panic in a function of the controller.
 	countPanic func(controller string)
 
@@ -116,7 +113,8 @@ func (c *Caches) AddCluster(
 	if err != nil {
 		return nil, err
 	}
-	cluster := &ClusterCache{cfg: cfg, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
+	cluster := &ClusterCache{cfg: cfg, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c,
+		listSlots: make(chan struct{}, 2)}
 	plans, err := newPlans(cfg.needs, cfg.Scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err
@@ -226,14 +224,19 @@ const shutdownTimeout = 5 * time.Second
 
 // Shutdown stops the informers, removes their metrics and returns when they begin no more requests, or after
 // shutdownTimeout. A call of a controller's function that has begun may go on: one that hangs must not keep
-// the process from ending. The caches stay readable. Shutdown may be called without Start.
+// the process from ending. The caches stay readable. Shutdown may be called without Start. A second call does
+// nothing.
 func (c *ClusterCache) Shutdown() {
 	c.mu.Lock()
+	again := c.stopped
+	c.stopped = true
+	c.mu.Unlock()
+	if again {
+		return
+	}
 	if c.stop != nil {
 		c.stop()
 	}
-	c.stopped = true
-	c.mu.Unlock()
 	for _, i := range c.followedInformers() { // their controllers have not called Stop
 		c.unfollow(i)
 	}

@@ -193,7 +193,7 @@ func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists c
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource = Secrets
-	f.caches.ownSlots = lists
+	f.listSlots = lists
 	w, err := Follow[*Object](f.ForController(need.controller), need)
 	assert.NoError(t, err)
 	w.AddHandler(handler)
@@ -300,13 +300,15 @@ func TestFollow(t *testing.T) {
 			}
 			assert.Equal(t, "counts", []any{true, 2, w.Status().Failures}, counts())
 			c.failWith(func(string) error { return syscall.ECONNREFUSED })
-			followSecrets(t, f, c, reloadNeed, nil, h.handle) // while its controller runs
+			late := followSecrets(t, f, c, reloadNeed, nil, h.handle) // while its controller runs
 			pass(time.Minute)
 			assert.NoError(t, errors.Join(f.CheckSync(nil), f.Problem(reloadNeed.controller)))
 			assert.Equal(t, "counts while that fails", []any{true, 2, w.Status().Failures}, counts())
 			c.failWith(nil)
 			pass(2 * time.Minute)
 			assert.Equal(t, "counts when that works", []any{true, 4, w.Status().Failures}, counts())
+			late.Stop()
+			assert.Equal(t, "counts when that has ended", []any{true, 2, w.Status().Failures}, counts())
 		},
 		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
 			calls, ready := 0, make(chan struct{})

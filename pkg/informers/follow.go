@@ -24,7 +24,7 @@ type Following[T any] struct {
 // Entry.New follows is watched until Stop. Two controllers that follow the same resource have a watch each.
 // Failures fail the controller's health check only if Entry.New follows the resource, in the process's own
 // cluster; Status reports them in any case. They are retried at least once a minute, if a list slot is free:
-// two followed resources are listed at once in the process's own cluster, and 16 in all others together.
+// two followed resources of a cluster are listed at once.
 func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -49,12 +49,8 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
 	plans[0].expect(t)
-	slots := cluster.caches.otherSlots
-	if cluster.cfg.Cluster == "" {
-		slots = cluster.caches.ownSlots
-	}
 	for _, feed := range i.feeds {
-		feed.listSlots = slots
+		feed.listSlots = cluster.listSlots
 	}
 	cluster.mu.Lock()
 	defer cluster.mu.Unlock()

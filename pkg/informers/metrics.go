@@ -5,6 +5,7 @@ package informers
 
 import (
 	"math"
+	"slices"
 
 	"k8s.io/component-base/metrics"
 )
@@ -86,6 +87,19 @@ func (i *informer) labels(cluster string) seriesLabels {
 	return seriesLabels{cluster, i.plan.resource.Group, i.plan.resource.Resource}
 }
 
+// counted returns the status of an informer in each of its namespaces, as far as it counts in the metrics:
+// see CollectWithStability.
+func (i *informer) counted() []ResourceStatus {
+	all := i.status()
+	if i.duringRun {
+		all = slices.DeleteFunc(all, func(s ResourceStatus) bool { return !s.Synced })
+		for n := range all {
+			all[n].Failures = 0
+		}
+	}
+	return all
+}
+
 // sums returns the status of all informers of a series together. Counters include informers that have ended,
 // since a counter that sinks would look as if the process had started anew.
 func (c *Caches) sums() map[seriesLabels]*ResourceStatus {
@@ -94,13 +108,7 @@ func (c *Caches) sums() map[seriesLabels]*ResourceStatus {
 	sums := map[seriesLabels]*ResourceStatus{}
 	for _, cluster := range c.all {
 		for _, i := range cluster.allInformers() {
-			for _, status := range i.status() {
-				if i.duringRun {
-					if !status.Synced {
-						continue
-					}
-					status.Failures = 0
-				}
+			for _, status := range i.counted() {
 				if sum := sums[i.labels(cluster.cfg.Cluster)]; sum != nil {
 					sum.add(&status)
 				} else {
@@ -119,7 +127,7 @@ func (c *Caches) sums() map[seriesLabels]*ResourceStatus {
 // keepCounts keeps what an informer of a cluster has counted. The caller holds mu.
 func (c *Caches) keepCounts(cluster string, i *informer) {
 	sum := c.ended[i.labels(cluster)]
-	for _, status := range i.status() {
+	for _, status := range i.counted() {
 		sum.addCounts(&status)
 	}
 	c.ended[i.labels(cluster)] = sum

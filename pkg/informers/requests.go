@@ -16,12 +16,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
 )
 
 // The requests that the reflector makes through a feed.
 
 // pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 const pageSize = 250
+
+// pageTimeout limits a request for a page, and silenceTimeout how long a watch goes on after the time that it
+// asked for. An API server answers sooner; a proxy before it may keep a connection open that leads nowhere.
+const (
+	pageTimeout    = 2 * time.Minute
+	silenceTimeout = 30 * time.Second
+)
 
 // attempt is the state of one call of the reflector's ListAndWatchWithContext. WatchWithContext tells the
 // reflector by its error what to do next:
@@ -85,7 +93,9 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 	opts.Limit, opts.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = pageSize, "", "", ""
 	list := &metainternalversion.List{}
 	for {
-		page, err := f.source.list(ctx, opts)
+		pageCtx, end := context.WithTimeout(ctx, pageTimeout)
+		page, err := f.source.list(pageCtx, opts)
+		end()
 		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
 			// The list took longer than etcd keeps a version, as another list in pages would, so it is read as a
 			// whole.
@@ -130,7 +140,9 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	if f.attempt.isBrief(time.Now(), streamed) {
 		return nil, errBrief
 	}
-	w, err := f.source.watch(ctx, opts)
+	watchCtx, end := context.WithCancel(ctx)
+	time.AfterFunc(time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second+silenceTimeout, end)
+	w, err := f.source.watch(watchCtx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}

@@ -136,8 +136,7 @@ func (i *Informer[T]) AddIndex(name string, values func(T) []string) {
 // changes: old is nil for a new object, current for a deleted one. A relist shows each object again, in most
 // cases with the resourceVersion of old. initial is set for objects that were there before the cache had
 // synced, or before AddHandler. An update may have it too, while only some of --namespaces have been listed.
-// After a call of a minute and more, changes of an object may come as one. The returned function removes the
-// handler, which may still be called with earlier changes.
+// The returned function removes the handler, which may still be called with earlier changes.
 func (i *Informer[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
 	return i.listen(i.need.controller, func(e event) {
 		var old, current T

@@ -33,7 +33,8 @@ import (
 const (
 	afterRelease = 5 * time.Second
 	afterCrash   = 20 * time.Second
-	// afterInstall counts from the first container's start. Who waits for a Lease takes 15 s.
+	// afterInstall counts from the first container's start. A replica that has to wait until the Lease
+	// expires needs 15 s.
 	afterInstall = 10 * time.Second
 )
 
@@ -324,7 +325,7 @@ func (c *cluster) waitUntilGone(ctx context.Context, t *testing.T) {
 	})
 }
 
-// uninstallInOrder follows docs/operate/operating.md.
+// uninstallInOrder follows docs/operate/uninstall.md.
 func uninstallInOrder(ctx context.Context, t *testing.T, c *cluster, method installer) {
 	begin := time.Now()
 	assert.NoError(t, c.kubectl(ctx, "-n="+home, "delete", "deployment/quartermaster", "--cascade=foreground"))

@@ -35,7 +35,7 @@ func changeSample(ctx context.Context, t *testing.T, s fleet.Sample) {
 	s.Paint(ctx, t, "red")
 }
 
-// newStirredSample returns a sample for changeSample.
+// newChangeableSample returns a sample for changeSample.
 func newChangeableSample(ctx context.Context, t *testing.T) fleet.Sample {
 	t.Helper()
 	s := shared.NewSample(ctx, t)

@@ -97,7 +97,7 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 
 // enqueueRecord enqueues the record of an object in a cluster.
 func (l *dnsLoop) enqueueRecord(k key) {
-	if l != nil && l.records[k.kind] != nil {
+	if l != nil && l.records[k.typeName] != nil {
 		l.Enqueue(k)
 	}
 }
@@ -127,7 +127,7 @@ func (l *dnsLoop) followEndpointSlices(r *readyCluster) (*informers.Following[*i
 }
 
 func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	object, exists := l.records[k.kind].Get(k.ObjectName)
+	object, exists := l.records[k.typeName].Get(k.ObjectName)
 	if !exists || object.GetDeletionTimestamp() != nil {
 		l.outcomes.Delete(k)
 		return 0, nil // the garbage collector deletes the DNSEndpoint
@@ -141,7 +141,7 @@ func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	}
 	clusters := l.clusterDNS(k, record)
 	if status := (policy.DNSStatus{Domain: record.Domain, DNS: clusters}); !reflect.DeepEqual(status, record.Status) {
-		client := l.controller.host.Dynamic.Resource(dnsRecords[k.kind]).Namespace(k.Namespace)
+		client := l.controller.host.Dynamic.Resource(dnsRecords[k.typeName]).Namespace(k.Namespace)
 		if _, err := patch(ctx, client, k.Name, map[string]any{"status": status}, "status"); err != nil {
 			return 0, fmt.Errorf("status of %s %s: %w", object.GetKind(), k.ObjectName, err)
 		}
@@ -177,7 +177,7 @@ func (l *dnsLoop) clusterDNS(k key, record *policy.DNSRecord) (clusters []policy
 // loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that
 // has no ready endpoints counts as one without a load balancer.
 func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (ingress []policy.LoadBalancerIngress, known bool) {
-	availability := r.availability(k.kind)
+	availability := r.availability(k.typeName)
 	object, exists := r.cachedObject(k)
 	if availability != policy.Synced || !exists {
 		return ingress, availability == policy.Synced || availability == policy.Absent

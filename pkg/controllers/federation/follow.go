@@ -84,7 +84,7 @@ func (c *controller) unfollow(name string) {
 	t := c.federatedTypes[name]
 	delete(c.federatedTypes, name)
 	for k := range c.records {
-		if k.kind == name {
+		if k.typeName == name {
 			delete(c.records, k)
 		}
 	}

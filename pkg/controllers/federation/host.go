@@ -219,7 +219,7 @@ func (t *federatedType) statusInterval() time.Duration {
 // a cluster.
 func (c *controller) paceStatus(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
-	record, t := c.ensureRecord(k), c.federatedTypes[k.kind]
+	record, t := c.ensureRecord(k), c.federatedTypes[k.typeName]
 	remaining := t.statusInterval() - time.Since(record.lastStatusWrite)
 	record.statusPaced = remaining <= 0
 	c.mu.Unlock()

@@ -17,12 +17,12 @@ import (
 
 // key is a federated object: the name of its FederatedTypeConfig, and its own.
 type key struct {
-	kind string
+	typeName string
 	cache.ObjectName
 }
 
 // String returns TYPE NAMESPACE/NAME, for logs.
-func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
+func (k key) String() string { return k.typeName + " " + k.ObjectName.String() }
 
 // queuedKey is a key in 8 bytes instead of 48: each cluster has a queue, whose maps never shrink.
 type queuedKey struct{ unique.Handle[key] }

@@ -147,7 +147,7 @@ func (r *readyCluster) watchesByType() map[string]*typeWatch {
 // cachedObject returns the managed object of a key as the cache has it.
 func (r *readyCluster) cachedObject(k key) (*informers.Object, bool) {
 	r.controller.mu.Lock()
-	watch := r.watches[k.kind]
+	watch := r.watches[k.typeName]
 	r.controller.mu.Unlock()
 	if watch == nil {
 		return nil, false
@@ -156,10 +156,10 @@ func (r *readyCluster) cachedObject(k key) (*informers.Object, bool) {
 }
 
 // availability returns the state of the watch of a type.
-func (r *readyCluster) availability(kind string) policy.Availability {
+func (r *readyCluster) availability(typeName string) policy.Availability {
 	r.controller.mu.Lock()
 	defer r.controller.mu.Unlock()
-	if watch := r.watches[kind]; watch != nil {
+	if watch := r.watches[typeName]; watch != nil {
 		return watch.availability
 	}
 	return policy.NotListed
@@ -199,7 +199,7 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	switch {
 	case !runs, v.err != nil && !v.deleting,
 		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.HasFinalizer, // the host's loop is first
-		r.availability(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
+		r.availability(k.typeName).Status() != "": // nothing is known of the type, or the cluster does not have it
 		r.controller.withdrawResult(k, r.name)
 		return 0, nil
 	}

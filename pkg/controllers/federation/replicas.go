@@ -88,7 +88,7 @@ func (s *spreader) spreads(k key) bool {
 		return false
 	}
 	preference, _ := policy.ReadReplicaPreference(object) // one that is invalid has a type nevertheless
-	return preference.Type() == k.kind
+	return preference.Type() == k.typeName
 }
 
 // enqueuePreference enqueues the preference of a federated object that has changed, or whose object in a

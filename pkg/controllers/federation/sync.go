@@ -329,7 +329,7 @@ func (c *controller) warnOnce(v *view, problem policy.Problem) {
 }
 
 // eventOnce records an Event on the federated object, once in the life of its record.
-func (c *controller) eventOnce(v *view, kind, reason, text string) {
+func (c *controller) eventOnce(v *view, eventType, reason, text string) {
 	c.mu.Lock()
 	record, event := c.ensureRecord(v.key), reason+" "+text
 	emitted := slices.Contains(record.events, event)
@@ -338,14 +338,14 @@ func (c *controller) eventOnce(v *view, kind, reason, text string) {
 	}
 	c.mu.Unlock()
 	if !emitted {
-		c.recordEvent(v, kind, reason, text)
+		c.recordEvent(v, eventType, reason, text)
 	}
 }
 
 // recordEvent records an Event on the federated object.
-func (c *controller) recordEvent(v *view, kind, reason, text string) {
+func (c *controller) recordEvent(v *view, eventType, reason, text string) {
 	c.host.Events.Event(&corev1.ObjectReference{APIVersion: v.Federated.APIVersion(), Kind: v.Federated.Kind,
-		Namespace: v.key.Namespace, Name: v.key.Name, UID: v.object.GetUID()}, kind, reason, text)
+		Namespace: v.key.Namespace, Name: v.key.Name, UID: v.object.GetUID()}, eventType, reason, text)
 }
 
 // dropRecord drops the record of a key if all that it says is on the host.
@@ -376,7 +376,7 @@ func (c *controller) dropRecord(v *view) {
 func (c *controller) dropResults(cluster string, matches func(*federatedType) bool) {
 	c.mu.Lock()
 	for k, record := range c.records {
-		if t := c.federatedTypes[k.kind]; t != nil && matches(t) {
+		if t := c.federatedTypes[k.typeName]; t != nil && matches(t) {
 			delete(record.results, cluster)
 		}
 	}

@@ -92,7 +92,7 @@ type view struct {
 // viewOf returns what is known of a key; false if its type does not run.
 func (c *controller) viewOf(k key) (*view, bool) {
 	c.mu.Lock()
-	t, namespaces := c.federatedTypes[k.kind], c.federatedTypes[policy.NamespacesType]
+	t, namespaces := c.federatedTypes[k.typeName], c.federatedTypes[policy.NamespacesType]
 	var propagatedDigest *policy.Digest
 	if record := c.records[k]; record != nil {
 		propagatedDigest = record.propagatedDigest

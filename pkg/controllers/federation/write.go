@@ -105,7 +105,7 @@ func (w *objectWriter) recordEvent(reason string, err error) {
 	if reason == "" || w.object == nil {
 		return
 	}
-	kind, text := corev1.EventTypeNormal, fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describeTarget(w.view), w.cluster.name)
+	eventType, text := corev1.EventTypeNormal, fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describeTarget(w.view), w.cluster.name)
 	if err != nil {
 		w.cluster.controller.mu.Lock()
 		last := w.cluster.controller.records[w.key].resultOf(w.cluster.name)
@@ -114,9 +114,9 @@ func (w *objectWriter) recordEvent(reason string, err error) {
 		if repeated {
 			return
 		}
-		kind, reason, text = corev1.EventTypeWarning, reason+"Failed", text+": "+truncatedError{err}.Error()
+		eventType, reason, text = corev1.EventTypeWarning, reason+"Failed", text+": "+truncatedError{err}.Error()
 	}
-	w.cluster.controller.recordEvent(w.view, kind, reason, text)
+	w.cluster.controller.recordEvent(w.view, eventType, reason, text)
 }
 
 // create creates the object, or updates one that exists already.

@@ -119,11 +119,11 @@ func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map
 
 // clusterOutage returns what is known of a cluster that is not ready or refuses a type; false means that the
 // cluster is ready and does not refuse the type.
-func (c *controller) clusterOutage(ctx context.Context, kind, cluster string) (policy.Outage, bool) {
+func (c *controller) clusterOutage(ctx context.Context, typeName, cluster string) (policy.Outage, bool) {
 	if r := c.readyCluster(cluster); r != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		watch := r.watches[kind]
+		watch := r.watches[typeName]
 		if watch == nil || watch.availability != policy.Forbidden {
 			return policy.Outage{}, false
 		}
@@ -187,7 +187,7 @@ func (c *controller) saveWriteOff(ctx context.Context, record policy.WriteOff) e
 // which options. Call it after the federated object was found absent: from then on the record of its removal
 // exists.
 func (w *objectWriter) owedRemoval(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
-	name := policy.WriteOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
+	name := policy.WriteOffName(w.cluster.name, w.key.typeName, w.key.Namespace, w.key.Name)
 	object, err := w.cluster.controller.host.Client.CoreV1().ConfigMaps(w.cluster.controller.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, options, ignoreNotFound(err)
@@ -209,7 +209,7 @@ func (w *objectWriter) owedRemoval(ctx context.Context, live metav1.Object) (del
 // settleWriteOff deletes the record of an object once the object is gone from the cluster, or is placed there
 // again.
 func (r *readyCluster) settleWriteOff(ctx context.Context, v *view) error {
-	name := cache.ObjectName{Namespace: r.controller.cfg.Namespace, Name: policy.WriteOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
+	name := cache.ObjectName{Namespace: r.controller.cfg.Namespace, Name: policy.WriteOffName(r.name, v.key.typeName, v.key.Namespace, v.key.Name)}
 	object, exists := r.controller.informers.writeOffs.Get(name)
 	if !exists || r.hasObject(v.key) && !v.wanted(r.name) {
 		return nil
@@ -242,7 +242,7 @@ func (r *readyCluster) keepWatches() {
 // lastUID returns the UID of an object of a cluster, as it was last seen, or "".
 func (c *controller) lastUID(cluster string, k key) types.UID {
 	c.mu.Lock()
-	watch := c.endedWatches[cluster][k.kind]
+	watch := c.endedWatches[cluster][k.typeName]
 	c.mu.Unlock()
 	if watch == nil {
 		return ""

@@ -6,9 +6,10 @@
 // times of the replica's own clock.
 //
 // State has everything that the rules depend on. State.Decide says what to do next, and the methods
-// named On... record what has happened. state.go has Decide and the methods On..., learn.go what
-// follows from a version of the Lease, term.go the term of this replica, lease.go the record on the
-// wire, evidence.go what is known of the leader's process.
+// named On... record what has happened. state.go has Decide, and the methods On... of requests;
+// term.go has those of this replica's term, evidence.go those of the leader's process. learn.go has
+// what follows from a version of the Lease, lease.go the record on the wire, timing.go durations
+// and failures.
 package protocol
 
 import (

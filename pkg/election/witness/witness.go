@@ -108,7 +108,7 @@ func (w *Witness) Watch(ctx context.Context, process protocol.LeaderProcess, rep
 	}
 	transport := &http.Transport{
 		DialContext:           (&net.Dialer{Timeout: requestTimeout}).DialContext,
-		TLSClientConfig:       &tls.Config{InsecureSkipVerify: true}, // see above
+		TLSClientConfig:       &tls.Config{InsecureSkipVerify: true}, // see the package comment
 		TLSHandshakeTimeout:   requestTimeout,
 		ResponseHeaderTimeout: requestTimeout,
 		DisableKeepAlives:     true,

@@ -93,7 +93,7 @@ type admission struct {
 	elsewhere bool // in another cluster
 }
 
-// New returns a fence that refuses every write. It calls refused for each refusal.
+// New returns a fence that refuses every write. It calls onRefused for each refusal.
 func New(clock Clock, onRefused func()) *Fence {
 	return &Fence{clock: clock, onRefused: onRefused, inFlight: map[*admission]struct{}{}}
 }
