@@ -161,7 +161,9 @@ func (b *badObjects) problem(controller string) error {
 	for key := range b.panicked {
 		if key.controller == controller {
 			n++
-			example = key
+			if example.function == "" || key.object.String() < example.object.String() { // always the same one
+				example = key
+			}
 		}
 	}
 	if n == 0 {

@@ -151,6 +151,7 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
+	end()
 	if ctx.Err() != nil {
 		return nil, err
 	}

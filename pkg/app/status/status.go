@@ -57,7 +57,9 @@ func NewCommand(of string, lease types.NamespacedName) *cobra.Command {
 		Short: "Show who leads, the replicas and what their controllers do",
 		Long: `Shows who leads, since when and in which term, whether the API server has the
 fence, the replicas, and of each that it reaches the state of its
-controllers. Ends with 0 when somebody leads, with 1 otherwise.
+controllers. Ends with 0 when somebody leads, with 1 otherwise. Without the
+leader's --endpoint, a holder of the Lease that does not lead yet, or that has
+just crashed, counts as the leader.
 
 The Lease, the fence and the Pods are read with a kubeconfig. What a replica
 itself knows is on its secure port. Open a way there and name it, once for each
