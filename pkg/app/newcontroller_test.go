@@ -454,7 +454,7 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 		"a drain that is over the limit":      {in(controllers.PhaseDraining), 2 * time.Minute, "has been draining for 2m0s, longer than --controller-stuck-after=1m0s"},
 		"a loop that waits for its informers": {in(controllers.PhaseSyncing), 2 * time.Minute, "has been waiting for its informers for 2m0s, longer than --controller-stuck-after=1m0s"},
 		"a loop that runs":                    {in(controllers.PhaseRunning), 2 * time.Minute, ""},
-		"a Run that goes on without its loop": {in(controllers.PhaseStopped), 2 * time.Minute, "has been without its loop, in a Run that goes on, for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a Run that waits before its loop":    {in(controllers.PhaseStopped), 2 * time.Minute, ""},
 		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, 0, "the API server refuses"},
 		"a stuck reconcile and its cause": {func(c *scripted) { reconciling(c); c.status.Problem = "no answer" }, 2 * time.Minute,
 			"reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s\nno answer"},

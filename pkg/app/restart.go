@@ -121,17 +121,17 @@ func (r *restarts) recordPhase(phase controllers.Phase) {
 	}
 }
 
-// waitsIn says what run does in phases in which it must not stay.
+// waitsIn says what run does in phases in which it must not stay. It may wait before its loop begins, as that
+// of federation does while KubeFed leads.
 var waitsIn = map[controllers.Phase]string{
 	controllers.PhaseSyncing:  "has been waiting for its informers",
 	controllers.PhaseDraining: "has been draining",
-	controllers.PhaseStopped:  "has been without its loop, in a Run that goes on,",
 }
 
 // problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has the
 // causes. It also returns an error while run waits for longer than stuckAfter and does nothing: nothing else
-// shows that all loops of a controller wait for the Background of one of them, that a loop waits for a
-// resource that it follows, or that run goes on without its loop.
+// shows that all loops of a controller wait for the Background of one of them, or that a loop waits for a
+// resource that it follows.
 func (r *restarts) problem(stuckAfter time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

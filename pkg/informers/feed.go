@@ -36,7 +36,8 @@ type feed struct {
 	// The goroutine of run uses the fields below. So does ListWithContext, in another goroutine, for which the
 	// reflector waits unless ctx ends.
 
-	attempt attempt
+	attempt     attempt
+	cancelWatch context.CancelFunc // ends the context of the last watch; nil before the first
 	// freeSlot gives the slot of the present list back. A second call does nothing.
 	freeSlot func()
 }
@@ -77,6 +78,7 @@ func (f *feed) listAndWatch(
 ) (complete bool, watched time.Duration, err error) {
 	f.attempt = attempt{}
 	err = reflector.ListAndWatchWithContext(ctx)
+	f.endWatch()
 	f.giveListSlotBack()
 	if errors.Is(err, errBrief) {
 		err = nil
@@ -85,6 +87,13 @@ func (f *feed) listAndWatch(
 		watched = time.Since(f.attempt.listed)
 	}
 	return complete, watched, err
+}
+
+// endWatch releases what the last watch holds; the reflector has stopped it.
+func (f *feed) endWatch() {
+	if f.cancelWatch != nil {
+		f.cancelWatch()
+	}
 }
 
 // wait waits before the next list, at most until the server answers another feed for the first time: the

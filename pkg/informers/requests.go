@@ -140,8 +140,10 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	if f.attempt.isBrief(time.Now(), streamed) {
 		return nil, errBrief
 	}
-	watchCtx, end := context.WithCancel(ctx)
-	time.AfterFunc(time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second+silenceTimeout, end)
+	f.endWatch()
+	timeout := time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second + silenceTimeout
+	watchCtx, cancel := context.WithTimeout(ctx, timeout)
+	f.cancelWatch = cancel
 	w, err := f.source.watch(watchCtx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
@@ -151,7 +153,6 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
-	end()
 	if ctx.Err() != nil {
 		return nil, err
 	}
