@@ -16,9 +16,9 @@
 // # Which keys come first
 //
 // The queue of a loop has two lanes. Changes, requeues and the keys of [Loop.Enqueue] come before objects
-// that a relist, or the start of a new leader, merely shows again. For every four keys of the first lane one
-// of the second is taken, so that a tenant who writes all the time does not keep a new leader from the
-// objects that it has to look at.
+// that are in the cache when a new leader starts. For every four keys of the first lane one of the second is
+// taken, so that a tenant who writes all the time does not keep a new leader from the objects that it has to
+// look at.
 //
 // In each lane the tenants of the keys take turns, one key each. So a change of one tenant does not wait
 // for the hundreds of keys that another has due. The tenant of a [cache.ObjectName] is its namespace; the

@@ -36,19 +36,18 @@ type memory struct {
 	listed   func()                      // is called after each list, if it is set
 	unlisted func(namespace string) bool // if it is set
 
-	mu        sync.Mutex
-	version   int
-	objects   map[cache.ObjectName]*corev1.ConfigMap
-	handlers  []*func(old, current *corev1.ConfigMap, initial bool)
-	untold    []func()
-	calls     atomic.Int32 // of contained functions that have not returned
-	functions int          // for which ContainPanics was called
-	panicking map[int]bool // whether the last call of the function panicked
-	panicked  []string     // names of the objects on which a mapping panicked
+	mu       sync.Mutex
+	version  int
+	objects  map[cache.ObjectName]*corev1.ConfigMap
+	mappings []*func(old, current *corev1.ConfigMap, replayed bool) bool
+	untold   []func()
+	calls    atomic.Int32 // of mappings that have not returned
+	panicked []string     // names of the objects on which a mapping panicked
+	problems []string     // those that have not been mapped since
 }
 
 func newMemory(text string, names ...string) *memory {
-	m := &memory{synced: closed(), objects: map[cache.ObjectName]*corev1.ConfigMap{}, panicking: map[int]bool{}}
+	m := &memory{synced: closed(), objects: map[cache.ObjectName]*corev1.ConfigMap{}}
 	m.put(text, names...)
 	return m
 }
@@ -70,8 +69,8 @@ func (m *memory) set(key cache.ObjectName, current *corev1.ConfigMap) {
 		current.ResourceVersion = fmt.Sprint(m.version)
 		m.objects[key] = current
 	}
-	for _, handler := range m.handlers {
-		m.tell(func() { (*handler)(old, current, false) })
+	for _, mapping := range m.mappings {
+		m.tell(func() { (*mapping)(old, current, false) })
 	}
 }
 
@@ -93,24 +92,35 @@ func (m *memory) tell(f func()) {
 	}()
 }
 
-func (m *memory) AddHandler(handler func(old, current *corev1.ConfigMap, initial bool)) (remove func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.handlers = append(m.handlers, &handler)
-	return func() {
-		m.handlers = slices.DeleteFunc(m.handlers, func(other *func(old, current *corev1.ConfigMap, initial bool)) bool { return other == &handler })
-	}
-}
-
-// tellInitial tells of all objects that they were there from the beginning.
-func (m *memory) tellInitial() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, handler := range m.handlers {
-		for _, o := range m.objects {
-			m.tell(func() { (*handler)(nil, o, true) })
+// AddMapping contains the panics of a mapping, as the real one does.
+func (m *memory) AddMapping(mapEvent func(old, current *corev1.ConfigMap, replayed bool) bool) (replay func(cache.ObjectName), remove func()) {
+	mapping := func(old, current *corev1.ConfigMap, replayed bool) (mapped bool) {
+		m.calls.Add(1)
+		stack, _ := panics.Recover(func() error { mapped = mapEvent(old, current, replayed); return nil })
+		m.calls.Add(-1)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		name := objectOf(Event[*corev1.ConfigMap]{old, current}).Name
+		if mapped {
+			m.problems = slices.DeleteFunc(m.problems, func(other string) bool { return other == name })
+		} else if stack != nil {
+			m.panicked, m.problems = append(m.panicked, name), append(m.problems, name)
 		}
+		return mapped
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mappings = append(m.mappings, &mapping)
+	return func(key cache.ObjectName) {
+			m.mu.Lock()
+			current := m.objects[key]
+			m.mu.Unlock()
+			if current != nil {
+				mapping(nil, current, true)
+			}
+		}, func() {
+			m.mappings = slices.DeleteFunc(m.mappings, func(other *func(old, current *corev1.ConfigMap, replayed bool) bool) bool { return other == &mapping })
+		}
 }
 
 func (m *memory) Get(key cache.ObjectName) (*corev1.ConfigMap, bool) {
@@ -147,25 +157,6 @@ func (m *memory) mapped(
 }
 
 func (m *memory) Unlisted(namespace string) bool { return m.unlisted != nil && m.unlisted(namespace) }
-
-func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
-	m.functions++
-	function := m.functions
-	ended := false
-	return func(object metav1.Object, call func()) {
-		if ended {
-			return
-		}
-		m.calls.Add(1)
-		stack, _ := panics.Recover(func() error { call(); return nil })
-		m.calls.Add(-1)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.panicking[function] = stack != nil; stack != nil {
-			m.panicked = append(m.panicked, object.GetName())
-		}
-	}, func() { delete(m.panicking, function); ended = true }
-}
 
 // fixture is a loop over ConfigMaps, in a bubble of fake time. Their informer has synced before, as on a warm
 // standby. A name without a namespace is of the namespace shop.

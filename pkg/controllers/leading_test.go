@@ -303,7 +303,7 @@ func TestGenerationChangedLeavesOutStatusChanges(t *testing.T) {
 		"a deletion":              {changed{Old: with(1, 0)}, true},
 		"a change of the spec":    {changed{Old: with(1, 0), New: with(2, 0)}, true},
 		"a change of the status":  {changed{Old: with(1, 0), New: with(1, 1)}, false},
-		"a relist":                {changed{Old: with(1, 0), New: with(1, 0)}, false},
+		"no change":               {changed{Old: with(1, 0), New: with(1, 0)}, false},
 		"one without generations": {changed{Old: with(0, 0), New: with(0, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -142,8 +142,7 @@ func (l *Loop[K]) Close() {
 }
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
-// and for the handlers of informers that are followed after NewLoop. Such a handler should skip what a relist
-// merely shows again.
+// and for the handlers of informers that are followed after NewLoop.
 // While the loop is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is
 // enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
 // block.

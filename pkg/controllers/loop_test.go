@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -190,8 +189,6 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 			if syncs {
 				close(other.synced)
 				synctest.Wait()
-				other.tellInitial() // later than they were mapped
-				synctest.Wait()
 				f.expect("a", "b")
 				return
 			}
@@ -334,9 +331,7 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 		f.put("2", "bad")
 		assert.Equal(t, "panics after an event", []string{"other", "bad", "bad"}, f.configMaps.panicked)
 		f.put("left out", "bad")
-		if !slices.Contains(slices.Collect(maps.Values(f.configMaps.panicking)), true) {
-			t.Error("an event that is not mapped ended the problem of the mapping")
-		}
+		assert.Equal(t, "problems after an event that is left out", true, slices.Contains(f.configMaps.problems, "bad"))
 		f.put("2", "good")
 		pass(time.Hour)
 		f.expect("good", "good")
@@ -572,7 +567,6 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 func TestClosedLoopHasNoHandler(t *testing.T) {
 	f := newFixture(t, "a")
 	f.build(f.configMaps.self(), Watch[cache.ObjectName]{synced: f.configMaps.Synced})
-	f.configMaps.panicking = map[int]bool{1: true, 2: true}
 	_, err := f.loop.Watch(f.configMaps.self())
 	assert.NoError(t, err)
 	closed := f.loop
@@ -583,8 +577,7 @@ func TestClosedLoopHasNoHandler(t *testing.T) {
 	f.build()
 	closed.Close()
 	assert.Equal(t, "results of the next loop with metrics", len(loopmetrics.Results), len(counters(t, f.registry, "test")))
-	assert.Equal(t, "handlers", 0, len(f.configMaps.handlers))
-	assert.Equal(t, "functions whose panics count", 0, len(f.configMaps.panicking))
+	assert.Equal(t, "mappings", 0, len(f.configMaps.mappings))
 }
 
 // counters returns the reconciles of one controller by result.

@@ -16,11 +16,11 @@ import (
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
-	loop      *Loop[K]
-	watch     Watch[K]
-	mapCached func(cache.ObjectName) // the registration's; nil for WaitFor
-	remove    func()                 // ends the registration, once
-	removed   chan struct{}          // closed by remove
+	loop    *Loop[K]
+	watch   Watch[K]
+	replay  func(cache.ObjectName) // maps an object in the cache; nil for WaitFor
+	remove  func()                 // ends the mapping of events, once
+	removed chan struct{}          // closed by remove
 
 	mu     sync.Mutex // held while the mapping is called
 	opened bool       // the gate
@@ -30,8 +30,7 @@ func newMapper[K comparable](loop *Loop[K], watch Watch[K]) *mapper[K] {
 	m := &mapper[K]{loop: loop, watch: watch, removed: make(chan struct{})}
 	remove := func() {}
 	if watch.register != nil {
-		r := watch.register(m)
-		m.mapCached, remove = r.mapCached, r.remove
+		m.replay, remove = watch.register(m)
 	}
 	m.remove = sync.OnceFunc(func() {
 		close(m.removed)
@@ -108,7 +107,7 @@ func (l *Loop[K]) replay(ctx context.Context, all []cached[K]) {
 		select {
 		case <-o.mapper.removed:
 		default:
-			o.mapper.mapCached(o.name)
+			o.mapper.replay(o.name)
 		}
 		l.toReplay.Add(-1)
 	}

@@ -21,7 +21,7 @@ type lane uint8
 const (
 	// laneChanges is the lane of changes, requeues, back-offs and Enqueue.
 	laneChanges lane = iota
-	// laneReplay is the lane of objects that are merely shown again: by a relist, or to a new leader.
+	// laneReplay is the lane of objects in the cache that Run, or a watch that was added, maps at its beginning.
 	laneReplay
 )
 

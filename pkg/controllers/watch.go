@@ -23,36 +23,28 @@ type Watch[K comparable] struct {
 	unlisted func(namespace string) bool
 	// list returns the objects in the cache.
 	list func() []metav1.Object
-	// register registers the mapper of a loop. It is nil for WaitFor.
-	register func(m *mapper[K]) registration[K]
+	// register registers the mapper of a loop. It is nil for WaitFor. replay maps the newest state of an object
+	// in the cache. That state includes each change whose event the gate of the mapper dropped, and is not older
+	// than any state that has been mapped.
+	register func(m *mapper[K]) (replay func(cache.ObjectName), remove func())
 	// primary says that Run maps the objects in the cache when it begins. A watch that Loop.Watch adds maps them
 	// in any case: a reconcile may have run before the informer had them.
 	primary bool
-}
-
-// registration is what one loop has of a watch.
-type registration[K comparable] struct {
-	// mapCached maps the newest state of an object in the cache. That state includes each change whose event
-	// the gate of the mapper dropped, and is not older than any state that has been mapped.
-	mapCached func(object cache.ObjectName)
-	remove    func() // ends the mapping of events
 }
 
 // watchable is what a watch asks of an [informers.Informer].
 type watchable[T any] interface {
 	Objects() []metav1.Object
 	Get(name cache.ObjectName) (object T, exists bool)
-	AddHandler(changed func(old, current T, initial bool)) (remove func())
+	AddMapping(mapEvent func(old, current T, replayed bool) (mapped bool)) (replay func(cache.ObjectName), remove func())
 	Synced() <-chan struct{}
 	Unlisted(namespace string) bool
-	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 }
 
 var errNoInformer = errors.New("the informer is nil")
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
-// and Old then the last state in the cache. After a relist, each object in the cache comes as
-// an update, in most cases with the resourceVersion of Old.
+// and Old then the last state in the cache.
 type Event[T any] struct {
 	Old, New T
 }
@@ -72,8 +64,8 @@ func ownName[T metav1.Object](e Event[T]) []cache.ObjectName {
 // as [GenerationChanged]. It calls these functions for one event at a time, in the order of an object's
 // events, except that the newest state may come as an addition before events that led to it. They must not
 // block and must not change the objects, which belong to the cache. If one panics, the object waits for its
-// next event, the next relist or the next leader; its deletion is lost. The panic is a problem of the
-// controller while the object exists.
+// next event or the next leader; its deletion is lost. The panic is a problem of the controller until the
+// object is mapped or gone.
 func WatchMapped[T metav1.Object, K comparable](
 	informer *informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
 ) Watch[K] {
@@ -98,37 +90,23 @@ func newWatch[T metav1.Object, K comparable](
 	case keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }):
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
-	register := func(m *mapper[K]) registration[K] {
-		// Two: a choice that says no must not clear the record of a mapping that panicked.
-		containChoice, endChoice := informer.ContainPanics()
-		containMapping, endMapping := informer.ContainPanics()
-		mapEvent := func(ln lane, object metav1.Object, get func() Event[T]) {
-			var e Event[T]
-			chosen := false
-			containChoice(object, func() {
-				e = get()
-				chosen = !isNil(objectOf(e)) && !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
-			})
-			if chosen {
-				containMapping(object, func() { m.loop.enqueue(ln, keys(e)) }) // with Tenant of the keys
-			}
-		}
-		removeHandler := informer.AddHandler(func(old, current T, initial bool) {
-			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
-			if e := (Event[T]{old, current}); !initial || !isNil(old) {
-				m.ifOpen(func() { mapEvent(laneOfEvent(e), objectOf(e), func() Event[T] { return e }) })
-			}
-		})
-		mapCached := func(name cache.ObjectName) {
-			object := &metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}
+	register := func(m *mapper[K]) (replay func(cache.ObjectName), remove func()) {
+		return informer.AddMapping(func(old, current T, replayed bool) (mapped bool) {
+			e, ln := Event[T]{old, current}, laneChanges
 			m.ifOpen(func() {
-				mapEvent(laneReplay, object, func() Event[T] {
-					current, _ := informer.Get(name) // the deletion is an event
-					return Event[T]{New: current}
-				})
+				if replayed {
+					// Under the lock of m, so that the state is not older than one that has been mapped.
+					ln = laneReplay
+					if e.New, _ = informer.Get(cache.MetaObjectToName(current)); isNil(e.New) {
+						return // the deletion is an event
+					}
+				}
+				if mapped = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) }); mapped {
+					m.loop.enqueue(ln, keys(e)) // with Tenant of the keys
+				}
 			})
-		}
-		return registration[K]{mapCached, func() { removeHandler(); endChoice(); endMapping() }}
+			return mapped
+		})
 	}
 	return Watch[K]{synced: informer.Synced, unlisted: informer.Unlisted, list: informer.Objects, register: register, primary: primary}
 }
@@ -188,9 +166,9 @@ func ownersOf[T metav1.Object](
 }
 
 // GenerationChanged is for [WatchSelf] and [WatchMapped]. It leaves out updates that change nothing but the
-// metadata or the status of an object, such as the controller's own writes to it, finalizers included, and
-// relists. It keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form,
-// and of whole objects that are read as metav1.Object.
+// metadata or the status of an object, such as the controller's own writes to it, finalizers included. It
+// keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form, and of whole
+// objects that are read as metav1.Object.
 func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	before, after := e.Old, e.New
 	if isNil(before) || isNil(after) {
@@ -215,16 +193,4 @@ func objectOf[T metav1.Object](e Event[T]) T {
 		return e.Old
 	}
 	return e.New
-}
-
-// laneOfEvent returns laneReplay for an update that changed nothing: after a relist, there is one for each
-// object in the cache.
-func laneOfEvent[T metav1.Object](e Event[T]) lane {
-	if isNil(e.Old) || isNil(e.New) {
-		return laneChanges
-	}
-	if version := e.New.GetResourceVersion(); version == "" || version != e.Old.GetResourceVersion() {
-		return laneChanges
-	}
-	return laneReplay
 }

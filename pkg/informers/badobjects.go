@@ -64,18 +64,27 @@ func newBadObjects(resource string, countPanic func(controller string)) *badObje
 // contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless
 // the last call for the same object panicked too.
 func (b *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
+	return b.containHandled(controller, function, m, func() bool { call(); return true })
+}
+
+// containHandled is contain of a function that says whether it has handled m. If not, an earlier panic for m
+// still counts.
+func (b *badObjects) containHandled(controller, function string, m metav1.Object, call func() (handled bool)) bool {
 	key := badCall{controller, function, cache.MetaObjectToName(m)}
 	b.mu.Lock()
 	b.calls++
 	number := b.calls
 	b.running[number] = runningCall{key, time.Now()}
 	b.mu.Unlock()
-	stack, err := panics.Recover(func() error { call(); return nil })
+	handled := false
+	stack, err := panics.Recover(func() error { handled = call(); return nil })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.running, number)
-	if stack == nil {
+	if handled {
 		delete(b.panicked, key)
+	}
+	if stack == nil {
 		return false
 	}
 	b.countPanic(controller)

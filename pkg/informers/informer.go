@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -29,7 +28,7 @@ type informer struct {
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
 	lists     firstLists
-	handlers  atomic.Int64       // how many handlers and mappings there have been
+	handlers  atomic.Int64       // how many listeners there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
 	duringRun bool               // followed after Start, in the process's own cluster: EndRun ends it
@@ -75,7 +74,9 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	if before == nil {
 		f.state.addObjects(1)
 	}
-	i.notify(event{old: before, new: o, initial: !i.hasSynced()})
+	if before == nil || !o.isState(before) { // a relist shows each object again
+		i.notify(event{old: before, new: o, initial: !i.hasSynced()})
+	}
 	return nil
 }
 
@@ -147,6 +148,7 @@ func (i *informer) replace(f *feed, list []any) error {
 type event struct {
 	old, new *Object
 	initial  bool // the informer had not synced, or the listener was added later and the object was there
+	replayed bool // no change: replay of AddMapping
 }
 
 // object returns the newest state that the event has.
@@ -154,8 +156,12 @@ func (e event) object() *Object { return cmp.Or(e.new, e.old) }
 
 // listener calls a function of a controller with each event, one at a time. A slow function delays no other.
 type listener struct {
-	call    func(event)
-	removed atomic.Bool
+	informer   *informer
+	controller string
+	// function has a number, so that the success of one handler does not hide the panic of another.
+	function string
+	changed  func(event) (handled bool)
+	removed  atomic.Bool
 
 	mu      sync.Mutex
 	events  []event // which wait
@@ -175,47 +181,39 @@ func (i *informer) forgetRemoved() {
 	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
-// containPanics returns two functions. contain calls a handler or a mapping of a controller for an object,
-// and recovers its panics. After end, contain calls nothing, and what has panicked is forgotten. Each handler
-// and mapping has a number, so that the success of one does not hide the panic of another.
-func (i *informer) containPanics(controller, kind string) (contain func(object metav1.Object, call func()), end func()) {
-	function := fmt.Sprintf("%s %d", kind, i.handlers.Add(1))
-	var ended atomic.Bool
-	contain = func(object metav1.Object, call func()) {
-		if ended.Load() {
-			return
-		}
-		name := cache.MetaObjectToName(object)
-		if i.bad.contain(controller, function, object, call) && (ended.Load() || i.objects.get(name.String()) == nil) {
-			i.bad.forgetCall(badCall{controller, function, name})
-		}
-	}
-	return contain, func() {
-		ended.Store(true)
-		i.bad.forgetFunction(controller, function)
-	}
-}
-
-// listen adds a listener, and first queues an addition for each cached object. The returned function removes
-// the listener; a call that is in progress goes on.
-func (i *informer) listen(controller string, call func(event)) (remove func()) {
-	contain, end := i.containPanics(controller, eventPrefix+"handler")
-	l := &listener{call: func(e event) {
-		if i.stopped.Load() {
-			return
-		}
-		contain(e.object(), func() { call(e) })
-	}}
+// listen adds a listener and, with showCached, first queues an addition for each cached object. changed returns
+// false for an event that it leaves out: then an earlier panic for the object still counts.
+func (i *informer) listen(controller, kind string, showCached bool, changed func(event) (handled bool)) *listener {
+	function := fmt.Sprintf("%s%s %d", eventPrefix, kind, i.handlers.Add(1))
+	l := &listener{informer: i, controller: controller, function: function, changed: changed}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.forgetRemoved()
 	i.listeners = append(i.listeners, l)
-	for _, o := range i.objects.list() {
-		l.add(event{new: o, initial: true})
+	if showCached {
+		for _, o := range i.objects.list() {
+			l.add(event{new: o, initial: true})
+		}
 	}
-	return func() { // without mu: an index function that hangs must not hang the end of a loop
-		l.removed.Store(true)
-		end()
+	return l
+}
+
+// remove removes the listener; a call that is in progress goes on. It does not take the informer's mu: an
+// index function that hangs must not hang the end of a loop.
+func (l *listener) remove() {
+	l.removed.Store(true)
+	l.informer.bad.forgetFunction(l.controller, l.function)
+}
+
+// call calls the function with an event.
+func (l *listener) call(e event) {
+	i := l.informer
+	if l.removed.Load() || i.stopped.Load() {
+		return
+	}
+	panicked := i.bad.containHandled(l.controller, l.function, e.object(), func() bool { return l.changed(e) })
+	if panicked && (l.removed.Load() || i.objects.get(e.object().key()) == nil) {
+		i.bad.forgetCall(badCall{l.controller, l.function, e.object().objectName()})
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/assert"
@@ -130,10 +131,10 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		f := newTestCache(t, c, reloadNeed)
 		h, slow, removed, block := &recorder{}, &recorder{}, &recorder{}, make(chan struct{})
 		remove := For[*Object](f.ForController("reload"), Secrets).AddHandler(removed.handle)
-		f.informers[0].listen("slow", func(e event) { <-block; slow.handle(e.old, e.new, e.initial) })
-		f.informers[0].listen("reload", func(e event) {
-			h.handle(e.old, e.new, e.initial)
-			if e.initial {
+		For[*Object](f.ForController("reload"), Secrets).AddHandler(func(old, current *Object, initial bool) { <-block; slow.handle(old, current, initial) })
+		For[*Object](f.ForController("reload"), Secrets).AddHandler(func(old, current *Object, initial bool) {
+			h.handle(old, current, initial)
+			if initial {
 				h.add("initial")
 			}
 		})
@@ -160,6 +161,41 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 	})
 }
 
+func TestMappingIsToldOfChangesAndReplays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, r, maps := newCluster(named("a", "1"), named("b", "1")), &refusal{mended: true}, true
+		f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets, Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })})
+		told := &recorder{}
+		replay, remove := For[*Object](f.ForController("bad"), Secrets).AddMapping(func(old, current *Object, replayed bool) bool {
+			if told.handle(old, current, false); replayed {
+				told.add("replayed")
+			}
+			if !maps {
+				return false
+			}
+			r.check(current)
+			return true
+		})
+		startSynced(t, f)
+		told.want(t)
+		replay(cache.NewObjectName("shop", "a"))
+		replay(cache.NewObjectName("shop", "gone"))
+		told.want(t, "+a=", "replayed")
+		r.mended = false
+		c.put(named("bad", "1"))
+		synctest.Wait()
+		told.want(t, "+bad=")
+		r.mended, maps = true, false
+		c.breakWatches(true) // the digest of bad is another now, and nothing else has changed
+		pass(time.Minute)
+		told.want(t, "~bad=")
+		wantProblem(t, f, "bad", "shop/bad") // it has not been mapped
+		remove()
+		replay(cache.NewObjectName("shop", "a"))
+		told.want(t)
+	})
+}
+
 func TestShutdownDoesNotWaitForAFunctionThatHangs(t *testing.T) {
 	for function, want := range map[string]time.Duration{"listener": 0, "filter": shutdownTimeout} {
 		subtest.InBubble(t, function, func(t *testing.T) {
@@ -172,7 +208,7 @@ func TestShutdownDoesNotWaitForAFunctionThatHangs(t *testing.T) {
 			need.Filter = func(o metav1.Object) bool { hang(o.GetName()); return true }
 			f := newTestCache(t, c, need)
 			startSynced(t, f)
-			f.informers[0].listen("reload", func(event) { hang("listener"); calls++ })
+			For[*Object](f.ForController("reload"), Secrets).AddHandler(func(_, _ *Object, _ bool) { hang("listener"); calls++ })
 			c.put(named("filter", "1"))
 			synctest.Wait()
 			begun := time.Now()
@@ -229,9 +265,9 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 			pass(firstListWait)
 			assert.NoError(t, f.CheckSync(nil))
 			i, late := f.informers[0], &recorder{}
-			i.listen("reload", func(e event) {
-				if e.old == nil && !e.initial && e.new.GetName() == "x" {
-					late.add("%s", e.new.key())
+			For[*Object](f.ForController("reload"), Secrets).AddHandler(func(old, current *Object, initial bool) {
+				if old == nil && !initial && current.GetName() == "x" {
+					late.add("%s", current.key())
 				}
 			})
 			assert.Equal(t, "synced, and lacks a, b, and any that is not refused", []bool{true, false, tc.lacking, tc.lacking && !refused}, []bool{i.hasSynced(), i.Unlisted("a"), i.Unlisted("b"), i.Unlisted("")})
@@ -334,14 +370,13 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a Filter": {need: Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}},
 		"a mapping, whose sibling succeeds": {register: func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.ContainPanics()
-			sibling, _ := mine.ContainPanics()
-			mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
-				contain(current, func() { r.check(current) })
-				sibling(current, func() {})
-			})
+			replay, _ := mine.AddMapping(func(_, current metav1.Object, _ bool) bool { r.check(current); return true })
+			mine.AddMapping(func(metav1.Object, metav1.Object, bool) bool { return true })
+			go func() { <-mine.Synced(); replay(cache.NewObjectName("shop", "bad")) }()
 		}},
-		"a listener": {register: func(f *ClusterCache) { f.informers[0].listen("bad", func(e event) { r.check(e.new) }) }},
+		"a handler": {register: func(f *ClusterCache) {
+			For[metav1.Object](f.ForController("bad"), Secrets).AddHandler(func(_, current metav1.Object, _ bool) { r.check(current) })
+		}},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			r.mended = false
@@ -406,13 +441,8 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a mapping panics on its deletion": func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.ContainPanics()
-			mine.AddHandler(func(old, current metav1.Object, _ bool) {
-				if current != nil {
-					old = current
-				}
-				contain(old, func() { check(old) })
-			})
+			replay, _ := mine.AddMapping(func(_, current metav1.Object, _ bool) bool { check(current); return true })
+			go func() { <-mine.Synced(); replay(cache.NewObjectName("shop", "bad")) }()
 		},
 	} {
 		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {

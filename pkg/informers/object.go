@@ -144,6 +144,12 @@ func (o *Object) GetResourceVersion() string {
 	return o.metadata().GetResourceVersion()
 }
 
+// isState reports whether o is the state of its object that before is. Digests count, since one that has
+// panicked may be another now.
+func (o *Object) isState(before *Object) bool {
+	return o.version != 0 && o.version == before.version && o.packed == before.packed
+}
+
 var emptyMeta metav1.Object = &metav1.ObjectMeta{}
 
 func (o *Object) metadata() metav1.Object {

@@ -133,21 +133,42 @@ func (i *Informer[T]) AddIndex(name string, values func(T) []string) {
 }
 
 // AddHandler calls a function with each change of an object, one at a time, in the order of an object's
-// changes: old is nil for a new object, current for a deleted one. A relist shows each object again, in most
-// cases with the resourceVersion of old. initial is set for objects that were there before the cache had
-// synced, or before AddHandler. An update may have it too, while only some of --namespaces have been listed.
-// The returned function removes the handler, which may still be called with earlier changes.
+// changes: old is nil for a new object, current for a deleted one. initial is set for objects that were there
+// before the cache had synced, or before AddHandler. An update may have it too, while only some of
+// --namespaces have been listed. The returned function removes the handler; a call that is in progress goes on.
 func (i *Informer[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
-	return i.listen(i.need.controller, func(e event) {
-		var old, current T
-		if e.old != nil {
-			old = objectAs[T](e.old)
-		}
-		if e.new != nil {
-			current = objectAs[T](e.new)
-		}
+	return i.listen(i.need.controller, "handler", true, func(e event) bool {
+		old, current := statesOf[T](e)
 		changed(old, current, e.initial)
+		return true
+	}).remove
+}
+
+// AddMapping is AddHandler for the watches of package controllers. mapEvent is called with changes only, and
+// by replay with a cached object as an addition. It returns false for an event that it leaves out.
+func (i *Informer[T]) AddMapping(
+	mapEvent func(old, current T, replayed bool) (mapped bool),
+) (replay func(name cache.ObjectName), remove func()) {
+	l := i.listen(i.need.controller, "mapping", false, func(e event) bool {
+		old, current := statesOf[T](e)
+		return (e.replayed || !e.initial || e.old != nil) && mapEvent(old, current, e.replayed)
 	})
+	return func(name cache.ObjectName) {
+		if o := i.objects.get(name.String()); o != nil {
+			l.call(event{new: o, replayed: true})
+		}
+	}, l.remove
+}
+
+// statesOf returns the states of an event's object in the form of a controller.
+func statesOf[T any](e event) (old, current T) {
+	if e.old != nil {
+		old = objectAs[T](e.old)
+	}
+	if e.new != nil {
+		current = objectAs[T](e.new)
+	}
+	return old, current
 }
 
 // Synced returns a channel that is closed when the cache has been filled once, but for those of --namespaces
@@ -157,14 +178,6 @@ func (i *Informer[T]) Synced() <-chan struct{} { return i.lists.synced }
 // Objects returns all objects as the cache holds them. It is for the watches of package controllers.
 func (i *Informer[T]) Objects() []metav1.Object {
 	return (*Informer[metav1.Object])(i).List(metav1.NamespaceAll, nil)
-}
-
-// ContainPanics returns two functions, for the watches of package controllers. contain calls the mapping of
-// one watch for an object. If the mapping panics, that is counted, logged and a problem of the controller
-// until a call for the object succeeds, the object is gone, or the watch has ended. After end, contain calls
-// nothing.
-func (i *Informer[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
-	return i.containPanics(i.need.controller, eventPrefix+"mapping")
 }
 
 // KeepsOwnerReferences reports whether the cache has them for this controller. It is for the watches of

@@ -253,7 +253,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		switch {
 		case gone:
 			object = old
-		case old == nil && initial, old != nil && old.GetResourceVersion() == object.GetResourceVersion():
+		case old == nil && initial:
 			return
 		}
 		k := t.keyOf(cache.MetaObjectToName(object))
