@@ -294,7 +294,8 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 	hangs := time.Since(startedAt) >= maxFirstList
 	for _, i := range waiting {
 		for _, feed := range i.feeds {
-			if !feed.state.filled() && !feed.state.isRefused() && (!anySynced || !hangs && !feed.state.failsLong()) {
+			first := feed.state.firstList()
+			if first == pending && !(anySynced && hangs) || first == failing && !anySynced {
 				errs = append(errs, feed.state.problem())
 			}
 		}

@@ -67,7 +67,10 @@ func (f *feed) run(ctx context.Context) {
 				f.state.logFailure(ctx, err) // an expired watch is no failure: a list follows
 			}
 		}
-		f.wait(ctx, delay.Step())
+		select {
+		case <-time.After(delay.Step()):
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -93,24 +96,6 @@ func (f *feed) listAndWatch(
 func (f *feed) endWatch() {
 	if f.cancelWatch != nil {
 		f.cancelWatch()
-	}
-}
-
-// wait waits before the next list, at most until the server answers another feed for the first time: the
-// informer may be waiting for this feed alone.
-func (f *feed) wait(ctx context.Context, pause time.Duration) {
-	lists := &f.informer.lists
-	answered := lists.answered
-	if isClosed(answered) {
-		answered = nil
-	}
-	if f.state.isRefused() && !f.state.refusedSince(lists.answeredAt()) {
-		pause = min(pause, refusedAfter) // until it is known whether the refusal counts
-	}
-	select {
-	case <-time.After(pause):
-	case <-answered:
-	case <-ctx.Done():
 	}
 }
 
@@ -147,10 +132,9 @@ func (f *feed) handleFailure(ctx context.Context, err error) {
 	}
 	discovered := f.discover(ctx)
 	absent, present := apierrors.IsNotFound(discovered), discovered == nil
-	refusedFromTheStart := !f.state.filled() && f.state.refusedSince(time.Time{})
 	switch {
 	case ctx.Err() != nil:
-	case absent, present && refusedFromTheStart:
+	case absent, present && f.state.firstList() == refused:
 		_ = f.informer.replace(f, nil) // never fails without objects
 		f.state.countAsEmpty(absent)
 	case present:

@@ -9,55 +9,68 @@ import (
 	"time"
 )
 
-// firstLists tells when an informer has synced: when each feed has listed its part, or is not waited for.
-type firstLists struct {
-	answered chan struct{} // closed when a feed has filled its part of the cache: the others list at once
-	synced   chan struct{} // closed when the informer has synced
+// firstList says how far the first list of a feed has come.
+type firstList int
 
-	mu    sync.Mutex
-	first time.Time // when answered was closed; not read before
-}
+const (
+	pending firstList = iota
+	filled            // the feed has filled its part of the cache once, or counts as empty
+	refused           // the API server has refused it with 403 or 404 for refusedAfter, and nothing else
+	failing           // it has failed for failingAfter
+)
 
-// answeredAt returns when a feed first filled its part of the cache; zero if none has.
-func (l *firstLists) answeredAt() time.Time {
-	if !isClosed(l.answered) {
-		return time.Time{}
+// refusedAfter is how long an API server must refuse a list before that counts: an API server that has just
+// started, or has just got a role or a definition, refuses a list that it answers a moment later.
+const refusedAfter = 2 * time.Second
+
+// firstList returns how far the first list has come.
+func (s *state) firstList() firstList {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failing["list"]
+	switch {
+	case s.everFilled:
+		return filled
+	case f != nil && !f.refused.IsZero() && f.last.Sub(f.refused) >= refusedAfter:
+		return refused
+	case f != nil && time.Since(f.since) >= failingAfter:
+		return failing
 	}
-	return l.first
+	return pending
 }
 
-// missing reports whether the feed has not filled its part of the cache yet, and the API server does not
-// refuse its list while it answers another feed. A server that answers none may just have started.
+// missing reports whether the feed has not filled its part of the cache, and may do so soon.
 func (f *feed) missing() bool {
-	answered := f.informer.lists.answeredAt()
-	return !f.state.filled() && (answered.IsZero() || !f.state.refusedSince(answered))
+	first := f.state.firstList()
+	return first != filled && first != refused
 }
 
 // firstListWait is how long an informer waits for the first lists of other namespaces once one has been read.
 // After that, loops hold back the keys of a namespace that is missing, see Unlisted.
 const firstListWait = 10 * time.Second
 
-// waitedFor reports whether the informer waits for the feed.
-func (f *feed) waitedFor() bool {
-	answered := f.informer.lists.answeredAt()
-	return f.missing() && (answered.IsZero() || time.Since(answered) < firstListWait)
+// firstLists tells when an informer has synced.
+type firstLists struct {
+	synced chan struct{} // closed when the informer has synced
+
+	mu    sync.Mutex
+	first time.Time // when a feed first filled its part of the cache: a server that answers none may just have started
 }
 
-// reviewFirstLists closes answered and synced if it is time, as after a list or a failure.
+// reviewFirstLists closes synced if it is time, as after a list or a failure.
 func (i *informer) reviewFirstLists() {
 	l := &i.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	first := !isClosed(l.answered) && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.filled() })
-	if first {
+	isFirst := l.first.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.firstList() == filled })
+	if isFirst {
 		l.first = time.Now()
-		close(l.answered)
 	}
 	switch {
-	case isClosed(l.synced):
-	case !slices.ContainsFunc(i.feeds, (*feed).waitedFor):
+	case isClosed(l.synced) || l.first.IsZero():
+	case time.Since(l.first) >= firstListWait, !slices.ContainsFunc(i.feeds, (*feed).missing):
 		close(l.synced)
-	case first:
+	case isFirst:
 		time.AfterFunc(firstListWait, i.reviewFirstLists)
 	}
 }
@@ -70,7 +83,7 @@ func (i *informer) Unlisted(namespace string) bool {
 	if index < 0 {
 		return slices.ContainsFunc(i.feeds, (*feed).missing)
 	}
-	return !i.feeds[index].state.filled()
+	return i.feeds[index].state.firstList() != filled
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -39,7 +39,7 @@ func newInformer(p *plan, countPanic func(controller string)) *informer {
 	return &informer{
 		plan: p, name: name, objects: newStore(),
 		bad: newBadObjects(name, countPanic), detector: cache.NewCacheMutationDetector(name),
-		lists: firstLists{answered: make(chan struct{}), synced: make(chan struct{})},
+		lists: firstLists{synced: make(chan struct{})},
 	}
 }
 

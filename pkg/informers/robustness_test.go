@@ -340,34 +340,35 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 }
 
 func TestReadinessWaitsFiveMinutesForAListThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hanging := newCluster()
-		hanging.endless = true
-		f := twoResources(t, hanging, newCluster())
-		f.Start(t.Context())
-		pass(maxFirstList - time.Second)
-		assert.Equal(t, "ready", false, f.CheckSync(nil) == nil)
-		pass(time.Second)
-		assert.NoError(t, f.CheckSync(nil))
-		wantProblem(t, f, "reload", "secrets")
-	})
+	for name, bothHang := range map[string]bool{"beside another one": false, "but not if no other list is read": true} {
+		subtest.InBubble(t, name, func(t *testing.T) {
+			hanging, other := newCluster(), newCluster()
+			hanging.endless, other.endless = true, bothHang
+			f := twoResources(t, hanging, other)
+			f.Start(t.Context())
+			pass(maxFirstList - time.Second)
+			assert.Equal(t, "ready", false, f.CheckSync(nil) == nil)
+			pass(time.Second)
+			assert.Equal(t, "ready after five minutes", !bothHang, f.CheckSync(nil) == nil)
+			wantProblem(t, f, "reload", "secrets")
+		})
+	}
 }
 
 // TestFailuresAreAProblemInTime has a resource that was listed before its lists fail.
 func TestFailuresAreAProblemInTime(t *testing.T) {
 	slow := apierrors.NewTimeoutError("slow", 1)
 	for name, tc := range map[string]struct {
-		err       error
-		after     time.Duration
-		absent    bool
-		problem   bool
-		failsLong bool
+		err     error
+		after   time.Duration
+		absent  bool
+		problem bool
 	}{
 		"a time-out is no problem within the first minute": {err: slow, after: failingAfter - 1},
-		"a time-out is a problem after a minute":           {err: slow, after: failingAfter, problem: true, failsLong: true},
+		"a time-out is a problem after a minute":           {err: slow, after: failingAfter, problem: true},
 		"a 401 is a problem at once":                       {err: apierrors.NewUnauthorized("revoked"), problem: true},
 		"a 403 is a problem at once":                       {err: apierrors.NewForbidden(schema.GroupResource{}, "", nil), problem: true},
-		"a resource that no server has is no problem":      {err: slow, after: time.Hour, absent: true, failsLong: true},
+		"a resource that no server has is no problem":      {err: slow, after: time.Hour, absent: true},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			s := newState("secrets")
@@ -378,7 +379,6 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 			s.recordFailure("list", tc.err)
 			pass(tc.after)
 			assert.Equal(t, "it is a problem", tc.problem, s.problem() != nil)
-			assert.Equal(t, "it fails long", tc.failsLong, s.failsLong())
 			if tc.absent {
 				s.recordFailure("list", notFound)
 				assert.Equal(t, "failures, without the answer that it is absent", int64(1), s.status().Failures)

@@ -20,11 +20,6 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
-// refusedAfter is how long an API server must refuse a list before the cache counts as empty: an API server
-// that has just started, or has just got a role or a definition, refuses a list that it answers a moment
-// later.
-const refusedAfter = 2 * time.Second
-
 // state records what has been observed of the requests of one feed.
 type state struct {
 	name string // of the resource, and the namespace if there are several
@@ -48,30 +43,6 @@ func (s *state) addObjects(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recorded.Objects += n
-}
-
-// filled reports whether the cache has been filled once, or has counted as empty.
-func (s *state) filled() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.everFilled
-}
-
-// refusedSince reports whether the API server has refused lists with 403 or 404 for refusedAfter, from a time
-// on, and nothing else. A server that is slow or away has not refused.
-func (s *state) refusedSince(from time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.failing["list"]
-	return f != nil && !f.refused.IsZero() && min(f.last.Sub(f.refused), f.last.Sub(from)) >= refusedAfter
-}
-
-// isRefused reports whether the API server refuses lists with 403 or 404.
-func (s *state) isRefused() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.failing["list"]
-	return f != nil && !f.refused.IsZero()
 }
 
 // recordList records a complete list.
@@ -212,14 +183,6 @@ func (s *state) problemLocked() error {
 		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
 	}
 	return errors.Join(errs...)
-}
-
-// failsLong reports whether lists have failed for failingAfter.
-func (s *state) failsLong() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.failing["list"]
-	return f != nil && time.Since(f.since) >= failingAfter
 }
 
 // logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they
