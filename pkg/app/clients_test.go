@@ -20,7 +20,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -84,25 +83,6 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	return m.RESTMapping(kind.GroupKind(), kind.Version)
-}
-
-func TestTypedClientListsWhatTheServerHas(t *testing.T) {
-	var asked []string
-	c := controllers.Clients{Scheme: clientscheme.Scheme, RESTConfig: &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
-		asked = append(asked, r.URL.RequestURI())
-		page := `{"apiVersion":"apps/v1","kind":"DeploymentList","metadata":{"continue":"z"},"items":[{"metadata":{"name":"a"}}]}`
-		if r.URL.Query().Has("continue") {
-			page = `{"apiVersion":"apps/v1","kind":"DeploymentList","items":[{"metadata":{"name":"b"}}]}`
-		}
-		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
-			Body: io.NopCloser(strings.NewReader(page))}, nil
-	})}}
-	list, err := controllers.ClientFor[*appsv1.Deployment](c, informers.Deployments).List(t.Context(), "shop", metav1.ListOptions{LabelSelector: "x=y", Limit: 1})
-	if err != nil || len(list) != 2 || list[0].Name != "a" || list[1].Name != "b" {
-		t.Errorf("listed %v, error %v", list, err)
-	}
-	const first = "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy&limit=1"
-	assert.Equal(t, "asked", []string{first, strings.Replace(first, "?", "?continue=z&", 1)}, asked)
 }
 
 // TestClientsAllHaveTheFence builds controllers as Run does. While this replica

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/pager"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 
@@ -167,24 +166,6 @@ func ClientFor[T apiObject](has HasClients, resource schema.GroupVersionResource
 
 // Namespace returns the client for objects in a namespace; empty is for those that have none.
 func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
-	return gentype.NewClient(c.resource, c.client, metav1.ParameterCodec, namespace, newObject[T])
-}
-
-// List returns all objects that the API server has now, in one namespace or, if it is empty, in all. The
-// Limit of opts is how many to ask for at once, default 500.
-func (c TypedClient[T]) List(ctx context.Context, namespace string, opts metav1.ListOptions) (objects []T, err error) {
-	list, _, err := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		request := c.client.Get().Namespace(namespace).Resource(c.resource)
-		return request.VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
-	}).List(ctx, opts)
-	if err != nil {
-		return nil, err
-	}
-	err = meta.EachListItem(list, func(o runtime.Object) error { objects = append(objects, o.(T)); return nil })
-	return objects, err
-}
-
-// newObject returns a new object of the type to which T is a pointer.
-func newObject[T apiObject]() T {
-	return reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T)
+	newObject := func() T { return reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T) } // T is a pointer
+	return gentype.NewClient(c.resource, c.client, metav1.ParameterCodec, namespace, newObject)
 }
