@@ -324,6 +324,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		w.AddHandler(h.handle)
 		all = append(all, w)
 	}
+	f.Start(t.Context())
 	assert.Equal(t, "list slots of the own cluster", 2, cap(all[0].informer.feeds[0].listSlots))
 	peak := 0
 	eventually(t, "all types to sync", func() bool {

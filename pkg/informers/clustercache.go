@@ -95,8 +95,7 @@ type ClusterCache struct {
 	countPanic func(controller string)
 
 	mu       sync.Mutex
-	started  time.Time          // when Start was called; zero before
-	stop     context.CancelFunc // ends the informers of declared needs; nil until Start
+	started  time.Time // when Start was called; zero before
 	stopped  bool
 	followed []*informer
 	wg       sync.WaitGroup
@@ -167,12 +166,21 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 	return i, nil
 }
 
-// start starts the feeds of an informer until ctx ends.
+// start starts the feeds of an informer until ctx ends. The caller holds mu.
 func (c *ClusterCache) start(ctx context.Context, i *informer) {
+	ctx, i.cancel = context.WithCancel(ctx)
 	for _, feed := range i.feeds {
 		c.wg.Go(func() { pprof.Do(ctx, pprof.Labels("informer", feed.state.name), feed.run) })
 	}
 	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
+}
+
+// stop ends the feeds, if they run, and the calls of listeners.
+func (i *informer) stop() {
+	i.stopped.Store(true)
+	if i.cancel != nil {
+		i.cancel()
+	}
 }
 
 // informerFor returns the informer that serves the controller's need of a resource, and the need, or nil. It
@@ -194,10 +202,12 @@ func (c *ClusterCache) Start(ctx context.Context) {
 	if !c.started.IsZero() || c.stopped {
 		return
 	}
-	ctx, c.stop = context.WithCancel(ctx)
 	c.started = time.Now()
 	for _, i := range c.informers {
 		c.start(ctx, i)
+	}
+	for _, i := range c.followed {
+		c.startFollowed(i)
 	}
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }
@@ -234,14 +244,11 @@ func (c *ClusterCache) Shutdown() {
 	if again {
 		return
 	}
-	if c.stop != nil {
-		c.stop()
-	}
 	for _, i := range c.followedInformers() { // their controllers have not called Stop
 		c.unfollow(i)
 	}
 	for _, i := range c.informers {
-		i.stopped.Store(true)
+		i.stop()
 	}
 	ended := make(chan struct{})
 	go func() { c.wg.Wait(); close(ended) }()

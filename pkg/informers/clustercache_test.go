@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -197,6 +198,7 @@ func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists c
 	w, err := Follow[*Object](f.ForController(need.controller), need)
 	assert.NoError(t, err)
 	w.AddHandler(handler)
+	f.Start(context.Background()) // unless it has started
 	return w
 }
 
@@ -262,6 +264,7 @@ func TestFollow(t *testing.T) {
 			need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
 			w, err := Follow[*corev1.Secret](f.ForController("sync"), need)
 			assert.NoError(t, err)
+			f.Start(t.Context())
 			<-w.Synced()
 			if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
 				t.Errorf("kept %v", s)
@@ -309,6 +312,20 @@ func TestFollow(t *testing.T) {
 			assert.Equal(t, "counts when that works", []any{true, 4, w.Status().Failures}, counts())
 			late.Stop()
 			assert.Equal(t, "counts when that has ended", []any{true, 2, w.Status().Failures}, counts())
+		},
+		"before Start it asks for nothing, as on a cold standby": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
+			f.sourceFor = c.source
+			for range 2 {
+				w, err := Follow[*Object](f.ForController(ttlNeed.controller), Need{Resource: Secrets})
+				assert.NoError(t, err)
+				pass(time.Hour)
+				assert.Equal(t, "requests", 0, c.count())
+				assert.NoError(t, f.Problem(ttlNeed.controller))
+				w.Stop()
+			}
+			f.Start(t.Context())
+			pass(time.Hour)
+			assert.Equal(t, "requests for what was stopped", 0, c.count())
 		},
 		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
 			calls, ready := 0, make(chan struct{})

@@ -21,10 +21,11 @@ type Following[T any] struct {
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
 // objects as with [For]. The resource is watched until Stop or until Run of the controller returns; what
-// Entry.New follows is watched until Stop. Two controllers that follow the same resource have a watch each.
-// Failures fail the controller's health check only if Entry.New follows the resource, in the process's own
-// cluster; Status reports them in any case. They are retried at least once a minute, if a list slot is free:
-// two followed resources of a cluster are listed at once.
+// Entry.New follows is watched until Stop, from the time when the declared informers start. Two controllers
+// that follow the same resource have a watch each. Failures fail the controller's health check only if
+// Entry.New follows the resource, in the process's own cluster; Status reports them in any case. They are
+// retried at least once a minute, if a list slot is free: two followed resources of a cluster are listed at
+// once.
 func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -57,12 +58,18 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	if cluster.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
-	logger := klog.LoggerWithValues(klog.Background(), "controller", c.controller, "cluster", cluster.cfg.Cluster)
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
-	i.cancel, i.duringRun = cancel, !cluster.started.IsZero()
+	i.duringRun = !cluster.started.IsZero()
 	cluster.followed = append(cluster.followed, i)
-	cluster.start(ctx, i)
+	if i.duringRun || cluster.cfg.Cluster != "" { // otherwise Start starts it; other clusters have no Start
+		cluster.startFollowed(i)
+	}
 	return i, nil
+}
+
+// startFollowed starts the informer of a followed resource. The caller holds mu.
+func (c *ClusterCache) startFollowed(i *informer) {
+	logger := klog.LoggerWithValues(klog.Background(), "controller", i.plan.needs[0].controller, "cluster", c.cfg.Cluster)
+	c.start(klog.NewContext(context.Background(), logger), i)
 }
 
 // EndRun stops what the controller has followed since Start, since its Run has returned.
@@ -76,12 +83,11 @@ func (c *ClusterCache) EndRun(controller string) {
 
 // unfollow ends the watch of a followed resource.
 func (c *ClusterCache) unfollow(i *informer) {
-	i.cancel()
-	i.stopped.Store(true)
 	c.caches.mu.Lock()
 	defer c.caches.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	i.stop()
 	if slices.Contains(c.followed, i) {
 		c.caches.keepCounts(c.cfg.Cluster, i)
 	}

@@ -30,7 +30,7 @@ type informer struct {
 	lists     firstLists
 	handlers  atomic.Int64       // how many listeners there have been
 	stopped   atomic.Bool        // listeners are not called any more
-	cancel    context.CancelFunc // ends the feeds of a followed resource
+	cancel    context.CancelFunc // ends the feeds; nil until they start
 	duringRun bool               // followed after Start, in the process's own cluster: EndRun ends it
 }
 
