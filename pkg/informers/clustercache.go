@@ -301,8 +301,7 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 	hangs := time.Since(startedAt) >= maxFirstList
 	for _, i := range waiting {
 		for _, feed := range i.feeds {
-			first := feed.state.firstList()
-			if first == pending && !(anySynced && hangs) || first == failing && !anySynced {
+			if first := feed.state.firstList(); first == pending && !hangs || feed.missing() && !anySynced {
 				errs = append(errs, feed.state.problem())
 			}
 		}

@@ -181,8 +181,8 @@ func (i *informer) forgetRemoved() {
 	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
-// listen adds a listener and, with showCached, first queues an addition for each cached object. changed returns
-// false for an event that it leaves out: then an earlier panic for the object still counts.
+// listen adds a listener and, with showCached, first queues an addition for each cached object. changed
+// returns false for an event that it leaves out: then an earlier panic for the object still counts.
 func (i *informer) listen(controller, kind string, showCached bool, changed func(event) (handled bool)) *listener {
 	function := fmt.Sprintf("%s%s %d", eventPrefix, kind, i.handlers.Add(1))
 	l := &listener{informer: i, controller: controller, function: function, changed: changed}

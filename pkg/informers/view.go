@@ -135,7 +135,8 @@ func (i *Informer[T]) AddIndex(name string, values func(T) []string) {
 // AddHandler calls a function with each change of an object, one at a time, in the order of an object's
 // changes: old is nil for a new object, current for a deleted one. initial is set for objects that were there
 // before the cache had synced, or before AddHandler. An update may have it too, while only some of
-// --namespaces have been listed. The returned function removes the handler; a call that is in progress goes on.
+// --namespaces have been listed. The returned function removes the handler; a call that is in progress goes
+// on.
 func (i *Informer[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
 	return i.listen(i.need.controller, "handler", true, func(e event) bool {
 		old, current := statesOf[T](e)
