@@ -80,6 +80,10 @@ chart: ## Package the Helm chart to bin/, with a pinned Helm.
 sbom: .cache/bin/release build ## Write bin/manager.cdx.json (CycloneDX), and the licenses beside it.
 	.cache/bin/release --sbom=bin/manager --version=$(SEMVER)
 
+.PHONY: site
+site: ## Write the documentation to bin/site, as a site with a search.
+	go -C hack/site run . --out='$(CURDIR)/bin/site' --version='$(VERSION)' $(ARGS)
+
 ##@ Release
 
 .PHONY: release
@@ -97,9 +101,10 @@ test: test-unit test-integration ## Run the unit and integration tests (8 min).
 .PHONY: test-unit
 test-unit: ## Run the tests that need no control plane (3 min).
 	$(TEST) -skip '^TestLong' ./cmd/... ./internal/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
-	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
+	@# These read files of other modules, of which Go's cache does not know.
 	cd hack/promql && $(TEST) -count=1 ./...
 	cd hack/release && $(TEST) -count=1 ./...
+	cd hack/site && $(TEST) -count=1 ./...
 	@# examples/widget is a module of its own, like a user's.
 	cd examples/widget && $(TEST) ./...
 
@@ -217,11 +222,11 @@ clean: ## Remove what make writes in this folder, not ~/.cache/quartermaster.
 	rm -rf .cache .run bin dist
 
 ##@ Variables: make TARGET NAME=value
-##= VERSION          build, image, chart, sbom, release: git describe
+##= VERSION          build, image, chart, sbom, site, release: git describe
 ##= IMAGE            image: the name without a tag, quartermaster; test-e2e: name:tag
 ##= PLATFORMS        image: linux/amd64 linux/arm64
 ##= REPLICAS, NODES  run: 2 managers, 2 simulated nodes
-##= ARGS             run: flags of the managers; bench: flags, such as -run idle
+##= ARGS             run: flags of the managers; bench: flags, such as -run idle; site: flags
 ##= KUBECONFIG       test-e2e: of an administrator, no default
 ##= WORKLOAD         test-e2e: an image with a shell, busybox from registry.k8s.io
 ##= SEEDS            simulate: 1000

@@ -1,0 +1,67 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+const root = document.documentElement.dataset.root;
+const box = document.getElementById('search');
+const results = document.getElementById('results');
+let sections; // set by index.js, when the search is used
+
+function script(attributes) {
+  document.head.append(Object.assign(document.createElement('script'), attributes));
+}
+
+// score is 0 if a word is neither in the section nor in the title of its page.
+function score(section, words) {
+  const [page, title, text] = [section.Page, section.Title, section.Text].map((s) => s.toLowerCase());
+  let sum = 0;
+  for (const word of words) {
+    const one = (title === word) * 40 + title.includes(word) * 20 + page.includes(word) * 8 + Math.min(text.split(word).length - 1, 5);
+    if (!one) return 0;
+    sum += one;
+  }
+  return sum + text.includes(words.join(' ')) * 3;
+}
+
+function show() {
+  const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+  results.hidden = !words.length || !sections;
+  if (results.hidden) return;
+  const found = sections.map((s) => [score(s, words), s]).filter(([n]) => n).sort(([a], [b]) => b - a).slice(0, 25);
+  results.replaceChildren(...found.map(([, s]) => {
+    const a = Object.assign(document.createElement('a'), { href: root + s.URL });
+    const start = Math.max(0, s.Text.toLowerCase().indexOf(words[0]) - 60);
+    const small = Object.assign(document.createElement('small'), { textContent: s.Text.slice(start, start + 180) });
+    a.append(s.Page === s.Title ? s.Page : s.Page + ' › ' + s.Title, small);
+    const item = document.createElement('li');
+    item.append(a);
+    return item;
+  }));
+  if (!found.length) results.innerHTML = '<li><p>Nothing found.</p></li>';
+}
+
+box.addEventListener('focus', () => sections || script({ src: root + 'index.js', onload: show }), { once: true });
+box.addEventListener('input', show);
+document.addEventListener('keydown', (e) => {
+  if (e.key === '/' && e.target !== box) e.preventDefault(), box.focus();
+  if (e.key === 'Escape') results.hidden = true;
+  if (e.key === 'Enter' && e.target === box) results.querySelector('a')?.click();
+});
+document.addEventListener('click', (e) => { if (!e.target.closest('search') || e.target.closest('a')) results.hidden = true; });
+
+// Without the network, a diagram remains text.
+const diagrams = [...document.querySelectorAll('code.language-mermaid')];
+if (diagrams.length) {
+  script({
+    src: 'https://cdn.jsdelivr.net/npm/mermaid@12.3.0/dist/mermaid.min.js', crossOrigin: 'anonymous',
+    integrity: 'sha384-HHW54r639fK42Ip0coGF3mz8oSiGn0eEoWNTLs75X7H63pLSDBa0Tqs0RwGmLlXE',
+    onload() {
+      mermaid.initialize({ startOnLoad: false, theme: matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'default' });
+      for (const code of diagrams) Object.assign(code.parentElement, { className: 'mermaid', textContent: code.textContent });
+      mermaid.run();
+    },
+  });
+}
+
+// The navigation shows the place of this page. scrollIntoView would scroll the page too.
+const nav = document.querySelector('nav');
+nav.scrollTop += nav.querySelector('[aria-current]').getBoundingClientRect().top - nav.getBoundingClientRect().top - nav.clientHeight / 2;
