@@ -27,18 +27,25 @@ listed, nor are values that exist only from their first occurrence on, such as m
 
 // metricsGroups are the sections of the page, by the prefix of a metric. The last section takes the metrics
 // that no other prefix matches.
-var metricsGroups = []struct{ prefix, title string }{
-	{"quartermaster_leader_election_", "Election"},
-	{"quartermaster_controller_", "All controllers"},
-	{"quartermaster_informer_", "Cache"},
-	{"quartermaster_config_reload_", "config-reload"},
-	{"quartermaster_csr_approver_", "csr-approver"},
-	{"quartermaster_federation_", "federation"},
-	{"quartermaster_replication_", "replication"},
-	{"quartermaster_scale_schedule_", "scale-schedule"},
-	{"quartermaster_ttl_", "ttl"},
-	{"quartermaster_", "Others"},
-	{"", "Libraries"},
+var metricsGroups = []struct{ prefix, title, note string }{
+	{prefix: "quartermaster_leader_election_", title: "Election"},
+	{prefix: "quartermaster_controller_", title: "All controllers"},
+	{prefix: "quartermaster_informer_", title: "Cache"},
+	{prefix: "quartermaster_config_reload_", title: "config-reload"},
+	{prefix: "quartermaster_csr_approver_", title: "csr-approver"},
+	{prefix: "quartermaster_federation_", title: "federation"},
+	{prefix: "quartermaster_replication_", title: "replication"},
+	{prefix: "quartermaster_scale_schedule_", title: "scale-schedule"},
+	{prefix: "quartermaster_ttl_", title: "ttl"},
+	{prefix: "quartermaster_", title: "Others"},
+	{prefix: "", title: "Libraries", note: "`workqueue_work_duration_seconds`, `workqueue_unfinished_work_seconds` and `workqueue_longest_running_processor_seconds`\n" +
+		"have no series for the loops of controllers. `quartermaster_controller_reconcile_duration_seconds` and\n" +
+		"`quartermaster_controller_longest_running_reconcile_seconds` take their place.\n\n"},
+}
+
+// conditions say when a metric exists, where the list knows only a manager without a flag.
+var conditions = map[string]string{
+	"quartermaster_ttl_rule_errors_total": " from the start for each rule of `--ttl-rules`, and not without rules",
 }
 
 // fewValues is how many values of a label are listed at most.
@@ -62,7 +69,7 @@ func metricsPage(dir string) (map[string][]byte, error) {
 		if strings.HasPrefix(help, "[") { // the stability
 			_, help, _ = strings.Cut(help, "] ")
 		}
-		if condition != "" {
+		if condition = cmp.Or(conditions[name], condition); condition != "" {
 			help += " Exists" + condition + "."
 		}
 		var labels []string
@@ -85,7 +92,7 @@ func metricsPage(dir string) (map[string][]byte, error) {
 	page := bytes.NewBufferString(metricsIntro)
 	for i, group := range metricsGroups {
 		if rows[i] != "" {
-			fmt.Fprintf(page, "\n## %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n%s", group.title, rows[i])
+			fmt.Fprintf(page, "\n## %s\n\n%s| metric | type | labels | meaning |\n|---|---|---|---|\n%s", group.title, group.note, rows[i])
 		}
 	}
 	return map[string][]byte{"../docs/operate/metrics.md": page.Bytes()}, nil
