@@ -116,11 +116,17 @@ func kustomize(t *testing.T, namespace string, components ...string) objects {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return kustomizeDir(t, dir)
+}
+
+// kustomizeDir returns what the kustomization in dir renders.
+func kustomizeDir(t *testing.T, dir string) objects {
+	t.Helper()
 	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err = resources.AsYaml()
+	text, err := resources.AsYaml()
 	if err != nil {
 		t.Fatal(err)
 	}

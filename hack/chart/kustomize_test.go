@@ -47,13 +47,9 @@ var counterparts = map[string]struct {
 }
 
 func TestChartRendersWhatKustomizeDoes(t *testing.T) {
-	compare := func(t *testing.T, values, namespace string, components ...string) {
+	compareWith := func(t *testing.T, want objects, values, namespace string) {
 		t.Helper()
-		want := kustomize(t, namespace, components...).comparable(t)
-		if namespace == "" {
-			namespace = "kube-system"
-		}
-		got := mustRender(t, values, namespace).comparable(t)
+		want, got := want.comparable(t), mustRender(t, values, namespace).comparable(t)
 		if len(want) < 10 {
 			t.Errorf("%d objects: the test does not see them", len(want))
 		}
@@ -68,7 +64,18 @@ func TestChartRendersWhatKustomizeDoes(t *testing.T) {
 			}
 		}
 	}
+	compare := func(t *testing.T, values, namespace string, components ...string) {
+		t.Helper()
+		want := kustomize(t, namespace, components...)
+		if namespace == "" {
+			namespace = "kube-system"
+		}
+		compareWith(t, want, values, namespace)
+	}
 	t.Run("default", func(t *testing.T) { compare(t, "", "") })
+	t.Run("the example second-installation", func(t *testing.T) {
+		compareWith(t, kustomizeDir(t, filepath.Join(deployDir, "examples", "second-installation")), "", "ops")
+	})
 	dirs, err := os.ReadDir(filepath.Join(deployDir, "components"))
 	if err != nil {
 		t.Fatal(err)

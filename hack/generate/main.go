@@ -34,7 +34,7 @@ func main() {
 
 // run writes nothing if check is set, and returns an error if a file is not up to date.
 func run(dir string, check bool) error {
-	files, err := manifestFiles()
+	files, err := manifestFiles(dir)
 	if err != nil {
 		return err
 	}

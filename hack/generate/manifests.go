@@ -7,8 +7,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,13 +58,37 @@ var notes = map[string]string{
 		"# delete what is protected, but whoever has the manager's token can.\n",
 }
 
-// manifestFiles returns the files to write below deploy/, by path.
-func manifestFiles() (map[string][]byte, error) {
+// otherNamespace is the namespace of the example second-installation.
+const otherNamespace = "ops"
+
+// otherFence changes the fence into that of an installation in otherNamespace. The messages keep their
+// beginning, by which the manager recognises a refusal.
+var otherFence = strings.NewReplacer(
+	"name: quartermaster-fence\n", "name: quartermaster-fence-"+otherNamespace+"\n",
+	"policyName: quartermaster-fence\n", "policyName: quartermaster-fence-"+otherNamespace+"\n",
+	"name: quartermaster-leader\n", "name: quartermaster-leader-"+otherNamespace+"\n",
+	"'quartermaster-leader'", "'quartermaster-leader-"+otherNamespace+"'",
+	"system:serviceaccount:kube-system:quartermaster", "system:serviceaccount:"+otherNamespace+":quartermaster")
+
+// manifestFiles returns the files to write below dir, which is deploy/, by path.
+func manifestFiles(dir string) (map[string][]byte, error) {
 	defaults, err := rbac()
 	if err != nil {
 		return nil, err
 	}
 	files := map[string][]byte{"rbac/roles.yaml": joinObjects(defaults)}
+	other, err := rbac("--leader-elect-resource-namespace=" + otherNamespace)
+	if err != nil {
+		return nil, err
+	}
+	files["examples/second-installation/roles.yaml"] = joinObjects(other)
+	for _, name := range []string{"fence.yaml", "namespace.yaml"} {
+		text, err := os.ReadFile(filepath.Join(dir, "components", "fence", name))
+		if err != nil {
+			return nil, err
+		}
+		files["examples/second-installation/"+name] = append([]byte("# Written by make generate from components/fence. Do not edit.\n"), withoutComments(otherFence.Replace(string(text)))...)
+	}
 	for name, ownFlags := range components {
 		base, flags := defaults, ownFlags
 		if required, ok := requires[name]; ok {
@@ -89,6 +116,16 @@ func manifestFiles() (map[string][]byte, error) {
 		files["components/"+name+"/kustomization.yaml"] = append([]byte(header+notes[name]), text...)
 	}
 	return files, nil
+}
+
+// withoutComments leaves out the lines that are comments.
+func withoutComments(text string) (rest string) {
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(strings.TrimSpace(line), "#") {
+			rest += line
+		}
+	}
+	return rest
 }
 
 // object is an object that manager rbac prints, with the fields of all its kinds.

@@ -71,12 +71,14 @@ func matchedFlowSchema(ctx context.Context, client *http.Client, method, url str
 // Namespace, and that the managers mean the same one.
 func TestFenceIsInstalledWithItsNamespace(t *testing.T) {
 	ctx := fleet.Context(t)
-	leader := apifence.NamespaceFor(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
 	fenced := 0
 	for name, kustomization := range installations(t) {
 		var namespaces, parameters []string
+		lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName}
 		for _, o := range parseObjects(t, render(ctx, t, kustomization)) {
 			switch o.GetKind() {
+			case "Lease":
+				lease.Namespace = o.GetNamespace()
 			case "Namespace":
 				namespaces = append(namespaces, o.GetName())
 			case "ValidatingAdmissionPolicyBinding":
@@ -86,7 +88,7 @@ func TestFenceIsInstalledWithItsNamespace(t *testing.T) {
 				}
 			}
 		}
-		if !slices.Equal(namespaces, parameters) || len(parameters) > 1 || len(parameters) == 1 && parameters[0] != leader {
+		if !slices.Equal(namespaces, parameters) || len(parameters) > 1 || len(parameters) == 1 && parameters[0] != apifence.NamespaceFor(lease) {
 			t.Errorf("%s: Namespaces %q, parameters %q", name, namespaces, parameters)
 		}
 		fenced += len(parameters)

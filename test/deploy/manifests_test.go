@@ -102,6 +102,9 @@ func kustomizations(t *testing.T, dir string) []string {
 func TestManifestsAreAccepted(t *testing.T) {
 	ctx := fleet.Context(t)
 	installCRDs(ctx, t)
+	// The namespace of the example second-installation.
+	_, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ops"}}, metav1.CreateOptions{})
+	assert.NoError(t, err)
 	// One kubectl for all, which reads the API server's schema once. Its errors name the object.
 	dir, want := t.TempDir(), 0
 	for name, kustomization := range installations(t) {
