@@ -4,6 +4,7 @@
 package promql
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
@@ -18,8 +20,8 @@ import (
 )
 
 // incidents are what Prometheus has scraped before, during and after what each alert is for: nothing is wrong
-// in the first ten minutes nor at the end. A line has the value of each minute; 0+1x5 are 0, 1, 2, 3, 4, 5.
-// The prefix quartermaster_ and the label job are left out.
+// in the first ten minutes nor at the end. A line has the value of each minute; 0+1x5 are 0, 1, 2, 3, 4, 5, and _ is a series that has ended.
+// The prefix quartermaster_ and the label job are left out, for kube-state-metrics the label namespace.
 var incidents = map[string][]string{
 	"QuartermasterDown":                      {`up{instance="a"} 1x10 0x20 1x10`},
 	"QuartermasterNoStandby":                 {`up{instance="a"} 1x60`, `up{instance="b"} 1x10 0x30 1x20`},
@@ -53,6 +55,17 @@ var incidents = map[string][]string{
 	"QuartermasterFederationClusterNotReady": {`federation_cluster_ready{cluster="c1"} 1x40`, `federation_cluster_ready{cluster="c2"} 1x10 0x20 1x10`},
 	"QuartermasterFederationRemovalsHeld":    {`federation_held_removals{cluster="c2"} 0x10 50x20 0x10`},
 	"QuartermasterFederationRemovalsPending": {`federation_pending_removals{cluster="c2"} 0x80`, `federation_held_removals{cluster="c2"} 0x80`, `federation_written_off_removals{cluster="c2"} 0x10 3x50 0x20`},
+
+	"QuartermasterClocksDiffer":           {`scale_schedule_clock_skew_seconds 0x40`, `ttl_clock_skew_seconds 1x10 -90x20 1x10`},
+	"QuartermasterTTLOverdue":             {`ttl_overdue_objects 0x10 2x40 0x10`},
+	"QuartermasterTTLTypeFails":           {`ttl_failing_types 0x10 1x20 0x10`},
+	"QuartermasterWorkloadNotScaled":      {`scale_schedule_writes_total{result="error"} 0x10 1x80`},
+	"QuartermasterScaleScheduleContested": {`scale_schedule_contested_objects 0x10 1x20 0x10`},
+	"QuartermasterAnnotationInvalid":      {`config_reload_invalid_annotations_total 0x40`, `replication_problems_total{reason="InvalidPattern"} 0x10 1x30`},
+	"QuartermasterCopyRefused":            {`replication_targets{state="refused"} 0x10 1x20 0x10`},
+	"QuartermasterObjectGivenUp":          {`controller_reconciles_total{result="terminal_error"} 0x10 1x40`},
+	"QuartermasterReplicaNotReady":        {`kube_deployment_status_replicas_unavailable{deployment="quartermaster"} 0x10 1x20 0x10`},
+	"QuartermasterReplicasOnOneNode":      {`kube_pod_info{pod="quartermaster-a",node="n1"} 1x60`, `kube_pod_info{pod="quartermaster-b",node="n1"} _x10 1x20 _x30`, `kube_pod_info{pod="quartermaster-b",node="n2"} 1x10 _x20 1x30`},
 }
 
 // TestAlertsFireAndEnd evaluates each alert every 5 s, as its group is, with Prometheus' own engine.
@@ -117,16 +130,19 @@ type seriesStorage []promql.Series
 
 func parse(t *testing.T, line string) promql.Series {
 	t.Helper()
-	if !strings.HasPrefix(line, "up") && !strings.HasPrefix(line, "workqueue_") && !strings.HasPrefix(line, "rest_client_") {
+	if !strings.HasPrefix(line, "up") && !strings.HasPrefix(line, "workqueue_") && !strings.HasPrefix(line, "rest_client_") && !strings.HasPrefix(line, "kube_") {
 		line = "quartermaster_" + line
 	}
 	l, values, err := parser.NewParser(parser.Options{}).ParseSeriesDesc(line)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := promql.Series{Metric: labels.NewBuilder(l).Set("job", "quartermaster").Labels()}
-	for minute, value := range values {
-		s.Floats = append(s.Floats, promql.FPoint{T: int64(minute) * time.Minute.Milliseconds(), F: value.Value})
+	s := promql.Series{Metric: labels.NewBuilder(l).Set("job", "quartermaster").Set("namespace", "kube-system").Labels()}
+	for minute, v := range values {
+		if v.Omitted {
+			v.Value = math.Float64frombits(value.StaleNaN)
+		}
+		s.Floats = append(s.Floats, promql.FPoint{T: int64(minute) * time.Minute.Milliseconds(), F: v.Value})
 	}
 	return s
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -190,7 +191,20 @@ func TestAlertsAreExplained(t *testing.T) {
 			}
 		}
 	}
-	if count == 0 {
-		t.Error("there are no alerts")
+	_, table, _ := strings.Cut(string(runbook), "\n## More alerts\n")
+	for _, o := range parseObjects(t, render(ctx, t, filepath.Join(deployDir, "examples", "more-alerts"))) {
+		for _, a := range ruleAlerts(t, o) {
+			count++
+			if a.Labels["severity"] != "warning" || a.Annotations["summary"] == "" || a.Annotations["description"] == "" ||
+				!strings.HasSuffix(a.Annotations["runbook_url"], "docs/operate/alerts.md#more-alerts") {
+				t.Errorf("%s lacks its summary or description, is no warning, or has another runbook", a.Alert)
+			}
+			if !strings.Contains(table, "\n| `"+a.Alert+"` |") {
+				t.Errorf("%s is not in the table of docs/operate/alerts.md#more-alerts", a.Alert)
+			}
+		}
+	}
+	if count < 30 {
+		t.Errorf("%d alerts: the test does not see them", count)
 	}
 }
