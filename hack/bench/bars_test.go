@@ -40,6 +40,9 @@ func TestBarsAreAboutRows(t *testing.T) {
 	if _, want, _ := strings.Cut(markdown(rows, bars, environment{}), "## Bars"); !strings.HasSuffix(string(page), want) {
 		t.Error("bench.md does not have the bars and rows of README.md and latest.json")
 	}
+	if summary, _, _ := strings.Cut(markdown(rows, nil, environment{}), "!["); !strings.HasPrefix(string(page), summary) {
+		t.Errorf("bench.md does not begin with the medians of latest.json:\n%s", summary)
+	}
 	median := func(bench, subject string) float64 {
 		value, _, err := bar{bench: bench, statistic: "median"}.valueFor(rows, subject)
 		if err != nil {

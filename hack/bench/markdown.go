@@ -9,10 +9,11 @@ import (
 	"strings"
 )
 
-// markdown returns bench.md: where the figures come from, the bars, and all rows.
+// markdown returns bench.md: a summary, where the figures come from, the bars, and all rows.
 func markdown(rows []row, bars []bar, env environment) string {
 	var s strings.Builder
 	s.WriteString("# Benchmarks\n\nWritten by `make bench`; do not edit. [README.md](README.md) tells what each row means and how it is measured.\n\n")
+	writeSummary(&s, rows)
 	for _, picture := range [][2]string{{"Time without a leader", "leader"}, {"Memory by number of Secrets", "memory"}, {"Time to roll", "reload"}} {
 		fmt.Fprintf(&s, "![%s](%s.svg)\n\n", picture[0], picture[1])
 	}
@@ -31,6 +32,38 @@ func markdown(rows []row, bars []bar, env environment) string {
 		}
 	}
 	return s.String()
+}
+
+// summary are the rows of which bench.md shows the medians first. The subjects are a program and its suffix.
+var summary = []struct{ what, bench, suffix string }{
+	{"no leader after a stop (SIGTERM)", "handover/SIGTERM to new holder, as a watch sees it", ""},
+	{"no leader after a crash (SIGKILL)", "failover/15/10/2, SIGKILL to new holder", ""},
+	{"no leader after a process hangs (SIGSTOP)", "failover/15/10/2, SIGSTOP to new holder", ""},
+	{"a ConfigMap changes, until its Deployment is patched", "reload/one change, sent to patch seen by a watch", ""},
+	{"100 ConfigMaps change, until 100 Deployments are patched", "reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ""},
+	{"one Secret is copied to 200 namespaces", "replication/one Secret to 200 namespaces, all created", ""},
+	{"memory of the leader, empty cluster", "memory/empty cluster, RSS steady", ": leader"},
+	{"memory of the leader, 5,000 Secrets, 5,000 ConfigMaps, 500 Deployments", "memory/5000 Secrets and 5000 ConfigMaps of 4 KiB, 500 Deployments, RSS steady", ": leader"},
+	{"memory of the leader, 50,000 Secrets", "memory/50000 Secrets of 1 KiB, RSS steady", ": leader"},
+	{"memory of the leader, 200,000 Secrets", "scale/200000 Secrets of 256 bytes, RSS steady", ": leader"},
+}
+
+func writeSummary(s *strings.Builder, rows []row) {
+	programs := []string{"quartermaster", "controller-runtime", "kube-controller-manager"}
+	fmt.Fprintf(s, "## In short\n\nMedians:\n\n| | %s |\n|---|--:|--:|--:|\n", strings.Join(programs, " | "))
+	for _, line := range summary {
+		fmt.Fprintf(s, "| %s |", line.what)
+		for _, program := range programs {
+			value, unit, err := bar{bench: line.bench, statistic: "median"}.valueFor(rows, program+line.suffix)
+			if err != nil {
+				s.WriteString(" |")
+				continue
+			}
+			fmt.Fprintf(s, " %s %s |", formatNumber(value), unit)
+		}
+		s.WriteString("\n")
+	}
+	s.WriteString("\nAn empty cell was not measured. The tables of the parts have the date of each row.\n\n")
 }
 
 func writeEnvironment(s *strings.Builder, env environment) {
