@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
@@ -126,6 +127,24 @@ func TestChartElsewhereHasOtherNames(t *testing.T) {
 		}
 		if name := kubeSystemNames.Find(text); name != nil {
 			t.Errorf("%s refers to %s:\n%s", key, name, text)
+		}
+	}
+}
+
+func TestRunbooksAreOfTheRelease(t *testing.T) {
+	for version, ref := range map[string]string{"latest": "main", "v0.0.0-g0123456": "main", "v0.1.0-4-g0123456": "main", "v0.1.0": "v0.1.0"} {
+		chart, err := loader.LoadDir(chartDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chart.Metadata.AppVersion = version
+		rendered, err := renderChart(chart, "prometheusRule: {enabled: true}", "kube-system")
+		if err != nil {
+			t.Fatal(err)
+		}
+		alerts := fmt.Sprint(rendered["PrometheusRule kube-system/quartermaster"])
+		if urls, of := strings.Count(alerts, "/blob/"), strings.Count(alerts, "/blob/"+ref+"/docs/operate/alerts.md#"); of < 20 || of != urls {
+			t.Errorf("version %s: %d of %d runbooks are at %s", version, of, urls, ref)
 		}
 	}
 }
