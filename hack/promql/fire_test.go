@@ -19,9 +19,10 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// incidents are what Prometheus has scraped before, during and after what each alert is for: nothing is wrong
-// in the first ten minutes nor at the end. A line has the value of each minute; 0+1x5 are 0, 1, 2, 3, 4, 5, and _ is a series that has ended.
-// The prefix quartermaster_ and the label job are left out, for kube-state-metrics the label namespace.
+// incidents are what Prometheus has scraped before, during and after what each alert is for: nothing is
+// wrong in the first ten minutes nor at the end. A line has the value of each minute; 0+1x5 are 0, 1, 2, 3,
+// 4, 5, and _ is a series that has ended. The prefix quartermaster_, the label job and, of
+// kube-state-metrics, the label namespace are left out.
 var incidents = map[string][]string{
 	"QuartermasterDown":                      {`up{instance="a"} 1x10 0x20 1x10`},
 	"QuartermasterNoStandby":                 {`up{instance="a"} 1x60`, `up{instance="b"} 1x10 0x30 1x20`},
