@@ -57,6 +57,7 @@ var incidents = map[string][]string{
 	"QuartermasterFederationRemovalsHeld":    {`federation_held_removals{cluster="c2"} 0x10 50x20 0x10`},
 	"QuartermasterFederationRemovalsPending": {`federation_pending_removals{cluster="c2"} 0x80`, `federation_held_removals{cluster="c2"} 0x80`, `federation_written_off_removals{cluster="c2"} 0x10 3x50 0x20`},
 
+	"QuartermasterCacheListsAgain":        {`informer_relists_total 0x10 0+1x40 40x40`},
 	"QuartermasterClocksDiffer":           {`scale_schedule_clock_skew_seconds 0x40`, `ttl_clock_skew_seconds 1x10 -90x20 1x10`},
 	"QuartermasterTTLOverdue":             {`ttl_overdue_objects 0x10 2x40 0x10`},
 	"QuartermasterTTLTypeFails":           {`ttl_failing_types 0x10 1x20 0x10`},

@@ -262,10 +262,10 @@ func (c *ClusterCache) Shutdown() {
 }
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that has
-// not synced, a verb that RBAC does not allow, requests that have failed, or watches that have each broken
-// early, for more than a minute, a function of the controller that panics or hangs. For a resource that is
-// followed while Run runs, no request is a problem: it may be that no user wants the resource. Problem
-// returns nil if there is no problem. Before Start, as on a cold standby, no request is a problem.
+// not synced, a verb that RBAC does not allow, requests that have failed for more than a minute, a function
+// of the controller that panics or hangs. For a resource that is followed while Run runs, no request is a
+// problem: it may be that no user wants the resource. Problem returns nil if there is no problem. Before
+// Start, as on a cold standby, no request is a problem.
 func (c *ClusterCache) Problem(controller string) error {
 	started := !c.startedAt().IsZero()
 	var errs []error

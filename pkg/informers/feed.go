@@ -53,12 +53,10 @@ func (f *feed) run(ctx context.Context) {
 		cache.ReflectorOptions{Name: f.state.name, TypeDescription: f.state.name})
 	delay := backoff
 	for f.takeListSlot(ctx) {
-		complete, watched, err := f.listAndWatch(ctx, reflector)
-		switch {
-		case watched > failingAfter:
+		err := f.listAndWatch(ctx, reflector)
+		complete := !f.attempt.listed.IsZero()
+		if complete && time.Since(f.attempt.listed) > failingAfter {
 			delay = backoff
-		case complete && err == nil && ctx.Err() == nil:
-			f.state.recordBreak()
 		}
 		if err != nil && ctx.Err() == nil {
 			f.handleFailure(ctx, err)
@@ -74,22 +72,17 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// listAndWatch lists and watches until the watch breaks, which is no error, or a request fails. It returns
-// whether the list was complete, and how long it has watched since then.
-func (f *feed) listAndWatch(
-	ctx context.Context, reflector *cache.Reflector,
-) (complete bool, watched time.Duration, err error) {
+// listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
+func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
 	f.attempt = attempt{}
-	err = reflector.ListAndWatchWithContext(ctx)
+	f.state.beginList()
+	err := reflector.ListAndWatchWithContext(ctx)
 	f.endWatch()
 	f.giveListSlotBack()
 	if errors.Is(err, errBrief) {
-		err = nil
+		return nil
 	}
-	if complete = !f.attempt.listed.IsZero(); complete {
-		watched = time.Since(f.attempt.listed)
-	}
-	return complete, watched, err
+	return err
 }
 
 // endWatch releases what the last watch holds; the reflector has stopped it.
@@ -123,27 +116,31 @@ func (f *feed) giveListSlotBack() {
 }
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
-// does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has the
-// resource, the failure is a problem, and a cache that was never filled counts as empty after refusedAfter.
+// does not exist, handleFailure empties the cache, and the failure is no problem.
 func (f *feed) handleFailure(ctx context.Context, err error) {
 	mayBeAbsent := f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent())
 	if !mayBeAbsent {
 		return
 	}
 	discovered := f.discover(ctx)
-	absent, present := apierrors.IsNotFound(discovered), discovered == nil
 	switch {
 	case ctx.Err() != nil:
-	case absent, present && f.state.firstList() == refused:
+	case apierrors.IsNotFound(discovered):
 		_ = f.informer.replace(f, nil) // never fails without objects
-		f.state.countAsEmpty(absent)
-	case present:
+		f.state.markAbsent()
+	case discovered == nil:
 		f.state.markPresent()
 	}
 }
 
 // Transformer implements cache.TransformingStore, so that a streamed list is reduced as it comes.
-func (f *feed) Transformer() cache.TransformFunc { return f.informer.reduce }
+func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
+
+// reduce is that of the informer, for an object of a list.
+func (f *feed) reduce(obj any) (any, error) {
+	f.state.recordListed()
+	return f.informer.reduce(obj)
+}
 
 // Add implements cache.ReflectorStore, as do the other methods.
 func (f *feed) Add(obj any) error {

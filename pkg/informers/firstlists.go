@@ -45,16 +45,34 @@ func (f *feed) missing() bool {
 	return first != filled && first != refused
 }
 
-// firstListWait is how long an informer waits for the first lists of other namespaces once one has been read.
-// After that, loops hold back the keys of a namespace that is missing, see Unlisted.
+// firstListWait is how long an informer that has read one namespace waits for the next object of the first
+// list of another. After that, loops hold back the keys of a namespace that is missing, see Unlisted.
 const firstListWait = 10 * time.Second
+
+// waitedForUntil returns how long an informer that has read a namespace waits for the feed: as long as
+// objects come, and until its first list has begun. first is when the first namespace was read.
+func (f *feed) waitedForUntil(first time.Time) time.Time {
+	if !f.missing() {
+		return first
+	}
+	f.state.mu.Lock()
+	defer f.state.mu.Unlock()
+	switch progress := f.state.progress; {
+	case progress.IsZero():
+		return time.Now().Add(firstListWait)
+	case progress.After(first):
+		return progress.Add(firstListWait)
+	}
+	return first.Add(firstListWait)
+}
 
 // firstLists tells when an informer has synced.
 type firstLists struct {
 	synced chan struct{} // closed when the informer has synced
 
-	mu    sync.Mutex
-	first time.Time // when a feed first filled its part of the cache: a server that answers none may just have started
+	mu     sync.Mutex
+	first  time.Time   // when a feed first filled its part of the cache: a server that answers none may just have started
+	review *time.Timer // set while the informer waits for others
 }
 
 // reviewFirstLists closes synced if it is time, as after a list or a failure.
@@ -62,16 +80,25 @@ func (i *informer) reviewFirstLists() {
 	l := &i.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	isFirst := l.first.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.firstList() == filled })
-	if isFirst {
+	if l.first.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.firstList() == filled }) {
 		l.first = time.Now()
 	}
-	switch {
-	case isClosed(l.synced) || l.first.IsZero():
-	case time.Since(l.first) >= firstListWait, !slices.ContainsFunc(i.feeds, (*feed).missing):
+	if isClosed(l.synced) || l.first.IsZero() {
+		return
+	}
+	until := l.first
+	for _, f := range i.feeds {
+		if wait := f.waitedForUntil(l.first); wait.After(until) {
+			until = wait
+		}
+	}
+	switch left := time.Until(until); {
+	case left <= 0:
 		close(l.synced)
-	case isFirst:
-		time.AfterFunc(firstListWait, i.reviewFirstLists)
+	case l.review == nil:
+		l.review = time.AfterFunc(left, i.reviewFirstLists)
+	default:
+		l.review.Reset(left)
 	}
 }
 

@@ -5,7 +5,7 @@ package informers
 
 // What the cache remembers of the states that an object had. Only config-reload needs it. It is here since an
 // Object has it in 8 bytes, which makes 1.5 MiB for 200,000 Secrets; a map of config-reload's own would take
-// 10 MiB.
+// 10 MiB, a tenth of what the manager takes then.
 
 // preexisting is set in Object.first if the object was there before this cache.
 const preexisting = 1 << 63

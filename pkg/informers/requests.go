@@ -111,7 +111,7 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 		}
 		// WithAlloc copies each item. Otherwise an object that is kept would keep the whole page.
 		if err := meta.EachListItemWithAlloc(page, func(obj runtime.Object) error {
-			reduced, err := f.informer.reduce(obj)
+			reduced, err := f.reduce(obj)
 			if err == nil && reduced != any(unwanted) {
 				list.Items = append(list.Items, reduced.(runtime.Object))
 			}

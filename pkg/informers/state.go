@@ -29,9 +29,10 @@ type state struct {
 	lastActivity time.Time
 	failing      map[string]*failure // by verb; removed when the verb succeeds
 	lastFailure  *failure
-	breaks       failure // see recordBreak
-	logged       string  // why the request failed that was logged last; empty when requests succeed again
-	everFilled   bool    // the resource has been listed, or has counted as empty
+	logged       string // why the request failed that was logged last; empty when requests succeed again
+	everFilled   bool   // the resource has been listed, or has counted as empty
+	// progress is when the first list began, or when an object of a list came last; zero before.
+	progress time.Time
 }
 
 func newState(name string) *state {
@@ -45,6 +46,22 @@ func (s *state) addObjects(n int) {
 	s.recorded.Objects += n
 }
 
+// beginList records that a list begins, which counts as progress of the first one.
+func (s *state) beginList() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.progress.IsZero() {
+		s.progress = time.Now()
+	}
+}
+
+// recordListed records that an object of a list has come.
+func (s *state) recordListed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress = time.Now()
+}
+
 // recordList records a complete list.
 func (s *state) recordList(version string) {
 	s.mu.Lock()
@@ -55,16 +72,13 @@ func (s *state) recordList(version string) {
 	s.recordSuccess("list", klog.Background())
 }
 
-// countAsEmpty records that the resource counts as empty, as the server has it in no version or, at the
-// start, not in this version.
-func (s *state) countAsEmpty(inNoVersion bool) {
+// markAbsent records that the server has the resource in no version, so that it counts as empty.
+func (s *state) markAbsent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.everFilled, s.recorded.Absent, s.lastActivity = true, inNoVersion, time.Now()
-	if inNoVersion {
-		s.recordSuccess("list", klog.Background())
-		s.recordSuccess("watch", klog.Background())
-	}
+	s.everFilled, s.recorded.Absent, s.lastActivity = true, true, time.Now()
+	s.recordSuccess("list", klog.Background())
+	s.recordSuccess("watch", klog.Background())
 }
 
 // markPresent records that the server has the resource again, although it cannot be listed yet.
@@ -137,28 +151,6 @@ func (s *state) recordFailure(verb string, err error) {
 	s.lastFailure = f
 }
 
-// maxBetweenBreaks is longer than a watch that broke early, the back-off after it and the next list take.
-const maxBetweenBreaks = 3 * failingAfter
-
-var errBreak = errors.New("the server accepted the watch, which broke early")
-
-// recordBreak records that a watch broke within failingAfter of its list. From the second in a row on, that
-// is a failure. A series ends when no watch has broken so early for maxBetweenBreaks.
-func (s *state) recordBreak() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if now.Sub(s.breaks.last) > maxBetweenBreaks {
-		s.breaks = failure{verb: "watch", err: errBreak, since: now, last: now, count: 1}
-		return
-	}
-	s.breaks.last = now
-	s.breaks.count++
-	s.recorded.Failures++
-	broken := s.breaks // which the next series overwrites
-	s.lastFailure = &broken
-}
-
 // problem returns what is wrong, or nil if nothing is worth reporting.
 func (s *state) problem() error {
 	s.mu.Lock()
@@ -175,9 +167,6 @@ func (s *state) problemLocked() error {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("cannot %s %s: %s", verb, s.name, reasonOf(f.err)))
-	}
-	if b := s.breaks; b.last.Sub(b.since) >= failingAfter && time.Since(b.last) <= maxBetweenBreaks && !s.recorded.Absent {
-		errs = append(errs, fmt.Errorf("each watch of %s breaks early", s.name))
 	}
 	if !s.everFilled && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
