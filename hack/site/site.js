@@ -10,23 +10,29 @@ function script(attributes) {
   document.head.append(Object.assign(document.createElement('script'), attributes));
 }
 
-// score is 0 if a word is neither in the section nor in the title of its page.
+// synonyms has what the pages say in place of words that readers type.
+const synonyms = { disable: ['switch it off', 'switch off', 'stop one', '.enabled: false'], enable: ['switch it on', 'switches on', '.enabled: true'],
+  delete: ['remove'], remove: ['delete'], rollback: ['roll back'], error: ['fail'], chart: ['helm'] };
+
+// score is 0 if a word, or a synonym of it, is neither in the section nor in the title of its page.
 function score(section, words) {
   const [page, title, text] = [section.Page, section.Title, section.Text].map((s) => s.toLowerCase());
+  const one = (word) => (title === word) * 40 + title.includes(word) * 20 + page.includes(word) * 8 + Math.min(text.split(word).length - 1, 5);
   let sum = 0;
   for (const word of words) {
-    const one = (title === word) * 40 + title.includes(word) * 20 + page.includes(word) * 8 + Math.min(text.split(word).length - 1, 5);
-    if (!one) return 0;
-    sum += one;
+    const best = Math.max(one(word), ...(synonyms[word] ?? []).map((s) => one(s) / 2));
+    if (!best) return 0;
+    sum += best;
   }
   return sum + text.includes(words.join(' ')) * 3;
 }
 
 function show() {
-  const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
   results.hidden = !words.length || !sections;
   if (results.hidden) return;
-  const found = sections.map((s) => [score(s, words), s]).filter(([n]) => n).sort(([a], [b]) => b - a).slice(0, 25);
+  words = words.filter((w) => sections.some((s) => score(s, [w]))); // a word that no page has is left out
+  const found = !words.length ? [] : sections.map((s) => [score(s, words), s]).filter(([n]) => n).sort(([a], [b]) => b - a).slice(0, 25);
   results.replaceChildren(...found.map(([, s]) => {
     const a = Object.assign(document.createElement('a'), { href: root + s.URL });
     const start = Math.max(0, s.Text.toLowerCase().indexOf(words[0]) - 60);
@@ -60,6 +66,15 @@ if (diagrams.length) {
       mermaid.run();
     },
   });
+}
+
+// Each block, but a diagram, has a button that copies it.
+for (const pre of document.querySelectorAll('main pre:not(:has(.language-mermaid))')) {
+  const block = Object.assign(document.createElement('div'), { className: 'block' });
+  const button = Object.assign(document.createElement('button'), { textContent: 'Copy' });
+  button.onclick = () => navigator.clipboard.writeText(pre.textContent).then(() => { button.textContent = 'Copied'; });
+  pre.replaceWith(block);
+  block.append(pre, button);
 }
 
 // The navigation shows the place of this page. scrollIntoView would scroll the page too.
