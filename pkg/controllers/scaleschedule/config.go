@@ -66,7 +66,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.Hold, flagPrefix+"hold", c.Hold, "How long to leave a workload alone after somebody has scaled it up in its downtime.")
 	fs.IntVar(&c.MaxWritesPerSecond, flagPrefix+"max-writes-per-second", c.MaxWritesPerSecond, "How many writes are sent per second; further ones wait. 0 means no limit. Pods that all start at once exhaust node autoscalers and image pulls.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
-		"Nothing is written while the clocks of the manager and of the API server are further apart; 0 switches the check off.")
+		"Nothing is written while the clocks of the manager and of the API server are further apart: at least 2s, or 0, which switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Scale nothing. Log what would be scaled, with an Event on it.")
 }
 

@@ -58,7 +58,7 @@ const flagPrefix = "ttl-"
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Annotations, flagPrefix+"annotations", c.Annotations,
 		"The annotations that count: native, ttl-controller (k8s-ttl-controller's), janitor (kube-janitor's). Default: native and what --compat names.")
-	fs.StringSliceVar(&c.Include, flagPrefix+"include-resources", c.Include, "The types whose objects may be deleted: plural, plural.group, *.group, *.")
+	fs.StringSliceVar(&c.Include, flagPrefix+"include-resources", c.Include, "The types whose objects may be deleted: plural, plural.group, plural. of the core group, *.group, *.")
 	fs.StringSliceVar(&c.Exclude, flagPrefix+"exclude-resources", c.Exclude, "The types whose objects are never deleted, such as pods or *.example.com. Wins over --ttl-include-resources.")
 	fs.StringSliceVar(&c.IncludeNamespaces, flagPrefix+"include-namespaces", c.IncludeNamespaces,
 		"Names or globs of the namespaces that may be deleted, and whose objects may be deleted. Default: all.")
@@ -78,9 +78,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
 		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in the namespace is deleted for a while; "+
 		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit. Annotations and rules each have this limit.", policy.TotalLimitFactor))
-	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long deletions stop after --ttl-max-deletions-per-minute was reached.")
+	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long deletions stop after --ttl-max-deletions-per-minute was reached; at least 1s.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
-		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart; 0 switches the check off.")
+		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart: at least 2s, or 0, which switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
 }
 
