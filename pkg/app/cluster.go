@@ -30,10 +30,6 @@ import (
 // otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
 const otherClusterDrain = 2 * time.Second
 
-// eventTimeout is how long another API server may take for an Event: client-go's recorder waits without
-// limit.
-const eventTimeout = 30 * time.Second
-
 // openClusters are the other clusters that a controller has open.
 type openClusters struct {
 	process    *process

@@ -20,6 +20,10 @@ import (
 // terminationGracePeriodSeconds must be longer than this and --shutdown-timeout together.
 const eventsFlushTimeout = 3 * time.Second
 
+// eventTimeout is how long an API server may take for an Event, pauses that it asks for included: client-go's
+// recorder waits without limit.
+const eventTimeout = 30 * time.Second
+
 // eventObjects limits for how many objects and texts the recorder remembers which Events it has sent, in
 // order to combine and limit them. client-go's default of 4,096 takes 6.4 MiB of heap once there were Events
 // for that many objects, as after a start; 512 take 0.8 MiB. An object with Events that has been forgotten
@@ -49,7 +53,9 @@ type eventQueue struct {
 }
 
 func startEvents(ctx context.Context, c clientConfigs, scheme *runtime.Scheme) (*eventSender, error) {
-	client, err := c.typed(c.named("events"))
+	config := c.named("events")
+	config.Timeout = eventTimeout
+	client, err := c.typed(config)
 	if err != nil {
 		return nil, err
 	}

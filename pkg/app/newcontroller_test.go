@@ -4,9 +4,11 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -585,4 +587,30 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 			<-time.After(time.Minute) // until what was on its way has ended
 		})
 	}
+}
+
+// TestEventWithoutAnAnswerHoldsUpNoOther has an API server that never answers the request for the first
+// Event.
+func TestEventWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent []string
+		base := &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+			body, err := io.ReadAll(r.Body)
+			if assert.NoError(t, err); strings.Contains(string(body), "R0") {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}
+			sent = append(sent, "R1")
+			return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body))}, nil
+		})}
+		e, err := startEvents(t.Context(), clientConfigs{base, runtime.ContentTypeJSON}, scheme.Scheme)
+		assert.NoError(t, err)
+		r := e.recorder("x")
+		for _, reason := range []string{"R0", "R1"} {
+			r.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: reason}}, corev1.EventTypeNormal, reason, "")
+		}
+		<-time.After(10 * time.Minute) // 12 attempts, with 10 s between them
+		assert.Equal(t, "sent", []string{"R1"}, sent)
+		e.stop(eventsFlushTimeout)
+	})
 }

@@ -216,6 +216,14 @@ func (l *Loop[K]) run(parent context.Context) error {
 	}
 	defer l.setPhase(PhaseStopped)
 	defer l.queue.close()
+	// A loop of another cluster outlasts the end of Run, but takes no more keys from then on.
+	queueClosed := make(chan struct{})
+	unlink := context.AfterFunc(lifetime.FromContext(ctx).Run, func() { l.queue.close(); close(queueClosed) })
+	defer func() {
+		if !unlink() {
+			<-queueClosed // not later, when the loop may run again
+		}
+	}()
 
 	for _, m := range l.mappers {
 		select {

@@ -654,12 +654,32 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 	}
 }
 
+func TestLoopOfAnotherClusterTakesNoMoreKeysWhenRunEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "a", "b")
+		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			f.say("began")
+			<-Draining(ctx)
+			return 0, ctx.Err() // which has not ended
+		}
+		f.build(f.configMaps.self())
+		run, endRun := context.WithCancel(t.Context())
+		ctx, closeCluster := context.WithCancel(context.WithoutCancel(lifetime.NewContext(run, t.Context(), closed())))
+		ended := make(chan error)
+		go func() { ended <- f.loop.Run(ctx) }()
+		pass(time.Second)
+		endRun()
+		f.put("2", "a")
+		pass(time.Hour)
+		f.expect("began")
+		assert.Equal(t, "errors, and keys in flight", []int{0, 0}, []int{int(f.loop.Status().Errors), len(f.loop.Status().InFlight)})
+		closeCluster()
+		assert.NoError(t, <-ended)
+	})
+}
+
 func TestReconcileLearnsOfTheDrain(t *testing.T) {
 	assert.Equal(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
-	run, end := context.WithCancel(t.Context())
-	work, _ := workContext(context.WithoutCancel(lifetime.NewContext(run, t.Context(), nil))) // as of a loop of another cluster
-	end()
-	<-Draining(work)
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, "a")
 		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {

@@ -83,7 +83,7 @@ func (i *informer) reviewFirstLists() {
 	if l.first.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.firstList() == filled }) {
 		l.first = time.Now()
 	}
-	if isClosed(l.synced) || l.first.IsZero() {
+	if isClosed(l.synced) || l.first.IsZero() || i.stopped.Load() {
 		return
 	}
 	until := l.first

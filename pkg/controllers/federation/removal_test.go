@@ -125,6 +125,7 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 				f.Sleep(time.Minute)
 				f.c1.Writes()
 				f.c2.Writes()
+				f.Events() // federation may have tried to write meanwhile
 				tc(f)
 			})
 		})
