@@ -21,8 +21,8 @@ import (
 const eventsFlushTimeout = 3 * time.Second
 
 // eventTimeout is how long an API server may take for an Event, pauses that it asks for included: client-go's
-// recorder waits without limit.
-const eventTimeout = 30 * time.Second
+// recorder waits without limit. It is the default of kube-apiserver's --request-timeout.
+const eventTimeout = time.Minute
 
 // eventObjects limits for how many objects and texts the recorder remembers which Events it has sent, in
 // order to combine and limit them. client-go's default of 4,096 takes 6.4 MiB of heap once there were Events
