@@ -12,7 +12,14 @@ function script(attributes) {
 
 // synonyms has what the pages say in place of words that readers type.
 const synonyms = { disable: ['switch it off', 'switch off', 'stop one', '.enabled: false'], enable: ['switch it on', 'switches on', '.enabled: true'],
-  delete: ['remove'], remove: ['delete'], rollback: ['roll back'], error: ['fail'], chart: ['helm'] };
+  delete: ['remove'], remove: ['delete'], rollback: ['roll back'], error: ['fail'], chart: ['helm'], ratelimit: ['throttle', 'rate limit', 'kube-api-qps'], notready: ['nostandby', 'not ready', 'readyz'],
+  scaletozero: ['emergency stop', 'replicas=0', 'to 0'] };
+
+// phrases has the key in synonyms of what readers type in several words.
+const phrases = [[/\brate[ -]?limit(s|ed|ing)?\b/g, 'ratelimit'], [/\bnot ready\b/g, 'notready'], [/\b(replicas|scale(d)?( down)? to) (0|zero)\b/g, 'scaletozero']];
+
+// weight ranks the pages that say what to do before those that explain decisions, history and measurements.
+const weight = (section) => /^(docs\/adr|bench|CHANGELOG|docs\/operate\/renamed)/.test(section.URL) ? 0.4 : /^docs\/(start|operate|controllers)\//.test(section.URL) ? 1.2 : 1;
 
 // score is 0 if a word, or a synonym of it, is neither in the section nor in the title of its page.
 function score(section, words) {
@@ -24,11 +31,12 @@ function score(section, words) {
     if (!best) return 0;
     sum += best;
   }
-  return sum + text.includes(words.join(' ')) * 3;
+  return (sum + text.includes(words.join(' ')) * 3) * weight(section);
 }
 
 function show() {
-  let words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const typed = phrases.reduce((text, [phrase, key]) => text.replace(phrase, key), box.value.toLowerCase());
+  let words = typed.split(/\s+/).filter(Boolean);
   results.hidden = !words.length || !sections;
   if (results.hidden) return;
   words = words.filter((w) => sections.some((s) => score(s, [w]))); // a word that no page has is left out
