@@ -78,6 +78,14 @@ type section struct {
 	Page, Title, URL, Text string
 }
 
+// Short returns the title for the narrow list beside the page: of an alert such as QuartermasterDown, Down.
+func (s *section) Short() string {
+	if name, ok := strings.CutPrefix(s.Title, "Quartermaster"); ok && !strings.ContainsAny(s.Title, " '") && name != "" {
+		return name
+	}
+	return s.Title
+}
+
 func main() {
 	out := flag.String("out", "../../bin/site", "folder to replace")
 	version := flag.String("version", "", "version to show; links to code lead to it if it is a release, otherwise to main")

@@ -91,6 +91,15 @@ func TestCheckFindsWhatIsBroken(t *testing.T) {
 	}
 }
 
+func TestListBesideThePageHasShortNamesOfAlerts(t *testing.T) {
+	for title, want := range map[string]string{"QuartermasterDown": "Down", "Quartermaster": "Quartermaster",
+		"Quartermaster's alerts": "Quartermaster's alerts", "Down": "Down"} {
+		if got := (&section{Title: title}).Short(); got != want {
+			t.Errorf("%s is shortened to %s, want %s", title, got, want)
+		}
+	}
+}
+
 // repository has a page x/a/a.md with the link.
 func repository(link string) fs.FS {
 	files := fstest.MapFS{}
