@@ -55,7 +55,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"How long a deleted federated object waits for a cluster that is away. Then the removal is recorded, and made when the cluster is back; 0 waits for ever.")
 	fs.IntVar(&c.RemovalGuard, flagPrefix+"removal-guard", c.RemovalGuard, ""+
 		"If placement would delete more than 10 objects of a cluster within a minute, and more than this percentage of those that it manages there, "+
-		"it deletes none until somebody allows it; 0 always asks, 100 never.")
+		"it deletes none until somebody allows it; 0 always asks; 100 never, except in a cluster that was replaced.")
 	fs.IntVar(&c.ClusterQPS, flagPrefix+"cluster-qps", c.ClusterQPS, "Requests to a cluster per second; twice as many in a burst.")
 	fs.BoolVar(&c.UnsafeEndpoints, flagPrefix+"unsafe-endpoints", c.UnsafeEndpoints,
 		"KubeFedClusters may name http, and loopback, link-local and unspecified addresses. For tests.")
