@@ -22,10 +22,11 @@ const (
 	Terminal   = "terminal_error"
 	NotLeading = "not_leading"
 	Panic      = "panic"
+	CutOff     = "cut_off" // an error after the host has ended the reconcile's context
 )
 
 // Results are all results.
-var Results = []string{Success, Requeue, Conflict, Error, Terminal, NotLeading, Panic}
+var Results = []string{Success, Requeue, Conflict, Error, Terminal, NotLeading, Panic, CutOff}
 
 // Loop has the labels of a loop's series.
 type Loop struct{ Controller, Name, Cluster string }
@@ -60,7 +61,7 @@ func New(reg metrics.KubeRegistry) *Metrics {
 	m := &Metrics{
 		reconciles: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_reconciles_total",
-			Help:           "Reconciles by controller, loop and result (success, requeue, conflict, error, terminal_error, not_leading, panic).",
+			Help:           "Reconciles by controller, loop and result (success, requeue, conflict, error, terminal_error, not_leading, panic, cut_off).",
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller", "loop", "cluster", "result"}),
 		duration: metrics.NewHistogramVec(&metrics.HistogramOpts{
@@ -123,17 +124,17 @@ func (m *Metrics) AddLoop(l Loop, depth func() int, longest func() time.Duration
 	return true
 }
 
-// RemoveLoop ends the series of a loop.
+// RemoveLoop ends the series of a loop. After it, AddLoop may add a loop of the same name.
 func (m *Metrics) RemoveLoop(l Loop) {
 	for _, result := range Results {
 		m.reconciles.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster, "result": result})
 	}
 	m.duration.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster})
 	m.longest.remove(l.Controller, l.Name, l.Cluster)
-	m.depth.remove(l.String(), "", "")
 	for _, series := range []interface{ Delete(map[string]string) bool }{m.adds, m.retries, m.waits} {
 		series.Delete(map[string]string{"name": l.String()})
 	}
+	m.depth.remove(l.String(), "", "") // last, since it frees the name
 }
 
 // Observe counts a reconcile.

@@ -4,20 +4,14 @@
 package app
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -128,38 +122,19 @@ func (f *clientFactory) forController(name string) *rest.Config {
 // longer wait, the key goes back to the queue.
 const longestWait = 1 // seconds
 
-// withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait, since the
-// body of a webhook's refusal is a Status that says it. A text, as of an API server that has too many
-// requests, is replaced with such a Status.
+// withoutLongWaits removes a Retry-After above longestWait. The error of a webhook's refusal still says how
+// long to wait, since its body is a Status. After a text, as of an API server that has too many requests,
+// the back-off of the key decides.
 func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
 	return transport{next, func(r *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(r)
 		if err == nil && resp.StatusCode >= 400 { // a lower status may be the answer of a proxied Pod
 			if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > longestWait {
 				resp.Header.Del("Retry-After")
-				if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/") {
-					return asStatus(resp, seconds)
-				}
 			}
 		}
 		return resp, err
 	}}
-}
-
-// asStatus returns a response with a text as one with a Status, which says in how many seconds to try again.
-func asStatus(resp *http.Response, seconds int) (*http.Response, error) {
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // for people only
-	_ = resp.Body.Close()                                   // nobody reads the rest
-	none := schema.GroupResource{}
-	refusal := apierrors.NewGenericServerResponse(resp.StatusCode, "", none, "", string(text), seconds, true).ErrStatus
-	refusal.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-	body, err := json.Marshal(refusal)
-	if err != nil {
-		return nil, err
-	}
-	resp.Header.Set("Content-Type", "application/json")
-	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return resp, nil
 }
 
 // transport sends requests by a function that passes them to next.

@@ -64,7 +64,7 @@ func (h *hostedController) check() (controllers.Status, error) {
 	s, err := h.controllerStatus()
 	s.Name = h.name
 	if s.Problem != "" {
-		err = errors.New(s.Problem)
+		err = errors.Join(errors.New(s.Problem), err)
 	}
 	var stuck error
 	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {

@@ -25,4 +25,18 @@
 // tenant of another type of key is what its method Tenant() string returns. Other keys have one tenant
 // together. A reconcile that makes other keys due names the tenant whose object asked for that, see
 // [Loop.EnqueueFor].
+//
+// # What drops a key
+//
+// A key that has to be reconciled is dropped only where something else makes it due again:
+//
+//   - the queue, while the loop does not run: Run begins with the objects of the cache;
+//   - the gate of a mapper (mapping.go), until the informers have synced: Run then lists the cache;
+//   - a mapper that was removed, and a loop that was closed;
+//   - an addition of the first list of a cache: Run, or Watch, shows the objects of the cache;
+//   - a mapping that has panicked: the next event of its object.
+//
+// Locks are taken in this order: in package informers Caches, ClusterCache, and informer, listener; here
+// Loop, mapper, queue. A mapping is called under the lock of its mapper, an index function under that of
+// its informer, and no other function of a controller under a lock.
 package controllers

@@ -73,8 +73,7 @@ func (s *standby) expectAll(want ...string) {
 	s.expect(want...)
 }
 
-// TestLeaderLooksAtEveryPrimaryObject also checks that a standby drops events.
-func TestLeaderLooksAtEveryPrimaryObject(t *testing.T) {
+func TestLeaderLooksAtEveryPrimaryObjectAndAStandbyDropsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStandby(t, "a", "b")
 		s.put("2", "a")

@@ -67,7 +67,7 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
-	l.queue = newQueue[K](opts.Metrics.Queue(opts.labels()))
+	l.queue = newQueue[K]()
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
@@ -82,6 +82,7 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; "+
 			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
+	l.queue.metrics = opts.Metrics.Queue(opts.labels()) // since AddLoop, no other loop can remove these series
 	mappers := make([]*mapper[K], len(watches))
 	for i, w := range watches {
 		mappers[i] = newMapper(l, w) // without mu: an index function that hangs must not hang the status
@@ -216,14 +217,6 @@ func (l *Loop[K]) run(parent context.Context) error {
 	}
 	defer l.setPhase(PhaseStopped)
 	defer l.queue.close()
-	// A loop of another cluster outlasts the end of Run, but takes no more keys from then on.
-	queueClosed := make(chan struct{})
-	unlink := context.AfterFunc(lifetime.FromContext(ctx).Run, func() { l.queue.close(); close(queueClosed) })
-	defer func() {
-		if !unlink() {
-			<-queueClosed // not later, when the loop may run again
-		}
-	}()
 
 	for _, m := range l.mappers {
 		select {

@@ -644,7 +644,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 			assert.Equal(t, "time that Run took to return", tc.ends, time.Since(f.begun)-tc.running)
 			f.expect("began") // the queued keys must not be taken while draining
 			got := f.loop.Status()
-			assert.Equal(t, "phase after Run, and keys in flight", []any{PhaseStopped, 0}, []any{got.Phase, len(got.InFlight)})
+			assert.Equal(t, "phase after Run, keys in flight and errors", []any{PhaseStopped, 0, 0}, []any{got.Phase, len(got.InFlight), int(got.Errors)})
 			var want *LastError
 			if tc.cause != "" {
 				want = &LastError{Key: "shop/c", Text: tc.cause, Time: time.Now()}

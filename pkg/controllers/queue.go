@@ -104,9 +104,9 @@ type rounds[K comparable] struct {
 	added        uint64            // keys so far
 }
 
-// newQueue returns a closed queue.
-func newQueue[K comparable](metrics loopmetrics.Queue) *queue[K] {
-	q := &queue[K]{metrics: metrics}
+// newQueue returns a closed queue, which must get its metrics before it opens.
+func newQueue[K comparable]() *queue[K] {
+	q := &queue[K]{}
 	q.readyCond, q.roomCond = sync.NewCond(&q.mu), sync.NewCond(&q.mu)
 	q.timer = time.AfterFunc(math.MaxInt64, q.endDelays)
 	q.timer.Stop() // until a key is delayed

@@ -25,7 +25,8 @@ import (
 )
 
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
-	q := newQueue[K](loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{}))
+	q := newQueue[K]()
+	q.metrics = loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{})
 	q.open()
 	t.Cleanup(q.close)
 	return q

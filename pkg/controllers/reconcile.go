@@ -21,7 +21,8 @@ import (
 // are to be taken.
 func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	item := l.queue.take()
-	if item == nil || ctx.Err() != nil {
+	// A loop of another cluster outlasts the end of Run, but takes no more keys from then on.
+	if item == nil || ctx.Err() != nil || lifetime.FromContext(ctx).Run.Err() != nil {
 		return false
 	}
 	if l.unlisted(item.tenant) {
@@ -113,6 +114,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	case o.result == loopmetrics.Terminal:
 		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
 	case err != nil && work.Err() != nil:
+		o.result = loopmetrics.CutOff
 		logger.Info("Reconcile was cut off", "err", err, "cause", context.Cause(work))
 	case err != nil:
 		logger.Error(err, "Reconcile failed")
@@ -123,7 +125,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	l.counts.reconciles++
 	l.mu.Unlock()
 	if err != nil && o.result != loopmetrics.Conflict && o.result != loopmetrics.NotLeading {
-		l.recordFailure(name, err, stack != nil)
+		l.recordFailure(name, o.result, err)
 	}
 	return o
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 )
 
 // Status says what a controller is doing. It is served as JSON for people. The fields may change between
@@ -100,15 +102,16 @@ func (l *Loop[K]) Status() Status {
 }
 
 // recordFailure records a failure for the status.
-func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
-	if panicked {
+func (l *Loop[K]) recordFailure(key, result string, err error) {
+	if result == loopmetrics.Panic {
 		l.opts.Metrics.Panicked(l.opts.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if panicked {
+	switch result {
+	case loopmetrics.Panic:
 		l.counts.panics++
-	} else {
+	case loopmetrics.Error, loopmetrics.Terminal:
 		l.counts.errors++
 	}
 	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: time.Now()}

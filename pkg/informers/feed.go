@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,12 +33,14 @@ type feed struct {
 	listSlots chan struct{}
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
+	silent   atomic.Bool // the last streamed list ended by silence
 
 	// The goroutine of run uses the fields below. So does ListWithContext, in another goroutine, for which the
 	// reflector waits unless ctx ends.
 
 	attempt     attempt
 	cancelWatch context.CancelFunc // ends the context of the last watch; nil before the first
+	silence     *time.Timer        // of the last streamed list: ends the list after silenceTimeout without an object
 	// freeSlot gives the slot of the present list back. A second call does nothing.
 	freeSlot func()
 }
@@ -139,6 +142,9 @@ func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
 // reduce is that of the informer, for an object of a list.
 func (f *feed) reduce(obj any) (any, error) {
 	f.state.recordListed()
+	if f.silence != nil {
+		f.silence.Reset(silenceTimeout)
+	}
 	return f.informer.reduce(obj)
 }
 
@@ -169,6 +175,9 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.giveListSlotBack()
+	if f.silence != nil {
+		f.silence.Stop()
+	}
 	f.attempt.complete(time.Now())
 	if err := f.informer.replace(f, list); err != nil {
 		return err

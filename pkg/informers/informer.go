@@ -170,15 +170,9 @@ type listener struct {
 
 // notify queues an event for all listeners. The caller holds mu.
 func (i *informer) notify(e event) {
-	i.forgetRemoved()
 	for _, l := range i.listeners {
 		l.add(e)
 	}
-}
-
-// forgetRemoved forgets the listeners that have been removed. The caller holds mu.
-func (i *informer) forgetRemoved() {
-	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
 // listen adds a listener and, with showCached, first queues an addition for each cached object. changed
@@ -188,7 +182,6 @@ func (i *informer) listen(controller, kind string, showCached bool, changed func
 	l := &listener{informer: i, controller: controller, function: function, changed: changed}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.forgetRemoved()
 	i.listeners = append(i.listeners, l)
 	if showCached {
 		for _, o := range i.objects.list() {
@@ -198,11 +191,17 @@ func (i *informer) listen(controller, kind string, showCached bool, changed func
 	return l
 }
 
-// remove removes the listener; a call that is in progress goes on. It does not take the informer's mu: an
+// remove removes the listener; a call that is in progress goes on. It does not wait for the informer's mu: an
 // index function that hangs must not hang the end of a loop.
 func (l *listener) remove() {
+	i := l.informer
 	l.removed.Store(true)
-	l.informer.bad.forgetFunction(l.controller, l.function)
+	i.bad.forgetFunction(l.controller, l.function)
+	go func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.listeners = slices.DeleteFunc(i.listeners, func(other *listener) bool { return other == l })
+	}()
 }
 
 // call calls the function with an event.

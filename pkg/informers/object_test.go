@@ -245,7 +245,6 @@ func TestIndexFollowsTheObjects(t *testing.T) {
 	assert.Equal(t, "objects", "[a]", fmt.Sprint(s.list()))
 }
 
-// TestSetHasWhatAMapHas fills a set and empties it again, several times, with changes in random order.
 func TestSetHasWhatAMapHas(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	s, want := set{}, map[string]*Object{}

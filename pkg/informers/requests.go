@@ -25,7 +25,9 @@ import (
 const pageSize = 250
 
 // pageTimeout limits a request for a page, and silenceTimeout how long a watch goes on after the time that it
-// asked for. An API server answers sooner; a proxy before it may keep a connection open that leads nowhere.
+// asked for, and how long a streamed list may bring nothing. An API server answers sooner; a proxy before it
+// may keep a connection open that leads nowhere, and a server that ignores that a list is to be streamed does
+// not say that the objects were all.
 const (
 	pageTimeout    = 2 * time.Minute
 	silenceTimeout = 30 * time.Second
@@ -50,7 +52,7 @@ type attempt struct {
 }
 
 // errBrief is for an attempt that must not go on as it is.
-var errBrief = errors.New("the last watch ended within a second, or two streamed lists broke")
+var errBrief = errors.New("the last watch ended within a second, or the list cannot be streamed")
 
 // maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
 // list is read in pages. The reflector would stream it again for ever.
@@ -137,16 +139,20 @@ var errNoAnswer = errors.New("the connection broke or timed out before the serve
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	f.setSelectors(&opts)
 	streamed := opts.SendInitialEvents != nil
-	if f.attempt.isBrief(time.Now(), streamed) {
+	if f.attempt.isBrief(time.Now(), streamed) || streamed && f.silent.Load() {
 		return nil, errBrief
 	}
 	f.endWatch()
+	f.silent.Store(false)
 	timeout := time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second + silenceTimeout
 	watchCtx, cancel := context.WithTimeout(ctx, timeout)
 	f.cancelWatch = cancel
 	w, err := f.source.watch(watchCtx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
+	}
+	if err == nil && streamed {
+		f.silence = time.AfterFunc(silenceTimeout, func() { f.silent.Store(true); cancel() })
 	}
 	if err == nil {
 		f.attempt.begin(time.Now(), streamed)

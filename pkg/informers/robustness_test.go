@@ -111,7 +111,6 @@ func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
 	})
 }
 
-// TestEndingWatchBacksOff has a watch that keeps ending at once.
 func TestEndingWatchBacksOff(t *testing.T) {
 	expired := watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus}
 	changed := watch.Event{Type: watch.Modified, Object: in("shop", "a", "2")}
@@ -164,7 +163,7 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 }
 
 func TestStreamedListThatBreaksIsStreamedOnceMore(t *testing.T) {
-	for breaks, want := range map[int][]string{1: {"watch", "watch"}, 2: {"watch", "watch", "list", "watch"}} {
+	for breaks, want := range map[int][]string{0: {"watch", "list", "watch"}, 1: {"watch", "watch"}, 2: {"watch", "watch", "list", "watch"}} {
 		subtest.InBubble(t, fmt.Sprint(breaks), func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.endless = true
@@ -339,9 +338,13 @@ func TestReadinessWaitsFiveMinutesForAListThatHangs(t *testing.T) {
 			hanging.endless, other.endless = true, bothHang
 			f := twoResources(t, hanging, other)
 			f.Start(t.Context())
-			pass(maxFirstList - time.Second)
+			for range 14 {
+				pass(maxFirstList / 15)
+				hanging.put(named("a", "1")) // otherwise the list is read in pages
+				other.put(named("a", "1"))
+			}
 			assert.Equal(t, "ready", false, f.CheckSync(nil) == nil)
-			pass(time.Second)
+			pass(maxFirstList / 15)
 			assert.Equal(t, "ready after five minutes", !bothHang, f.CheckSync(nil) == nil)
 			wantProblem(t, f, "reload", "secrets")
 		})
