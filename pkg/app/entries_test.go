@@ -127,20 +127,19 @@ func TestControllersListSelectsControllers(t *testing.T) {
 	assert.Equal(t, "first in the order of the entries", "one", on[0].Name)
 }
 
-// TestWorkersAreSetByTheirFlag has a controller with Workers, but without Config, and one without Workers.
-func TestWorkersAreSetByTheirFlag(t *testing.T) {
+func TestLoopOptionsFollowEntryAndFlag(t *testing.T) {
 	var got []int
 	create := func(h controllers.Host) (controllers.Controller, error) {
-		got = append(got, h.LoopOptions.Workers)
+		got = append(got, h.LoopOptions.Workers, len(h.LoopOptions.WaitFor))
 		return &scripted{}, nil
 	}
-	build := With(controllers.Entry{Name: "one", Workers: 3, New: create}, controllers.Entry{Name: "two", New: create})
+	build := With(controllers.Entry{Name: "one", Workers: 3, New: create, Needs: needing(informers.Need{Resource: informers.ConfigMaps})}, controllers.Entry{Name: "two", New: create})
 	o := newOptions(t, build)
 	assert.NoError(t, errors.Join(o.Parse([]string{"--config=" + writeConfig(t, "one-concurrent-syncs: 5")}), o.Check()))
 	o.Client.Master = newAPIServer(t).URL
 	_, err := builtProcess(t, o)
 	assert.NoError(t, err)
-	assert.Equal(t, "workers", []int{5, 0}, got)
+	assert.Equal(t, "workers, and caches that loops wait for", []int{5, 1, 0, 0}, got)
 	path := writeConfig(t, "one-concurrent-syncs: 0", "two-concurrent-syncs: 1")
 	_, err = executeBuild([]BuildOption{build}, "--config="+path)
 	lines(t, err, path+":5: two-concurrent-syncs: not a flag that the file can set", path+":4: --one-concurrent-syncs: must be at least 1, got 0")

@@ -122,7 +122,13 @@ func (p *process) clientsOf(controller string, config *rest.Config, mapper *kind
 // context ends in time for a release of the Lease.
 func (p *process) loopOptions(controller, cluster string) controllers.LoopOptions {
 	shutdown := p.options.Generic.ShutdownTimeout
-	return controllers.LoopOptions{Name: controller, Cluster: cluster, Workers: *p.options.workers[controller],
+	o := controllers.LoopOptions{Name: controller, Cluster: cluster, Workers: *p.options.workers[controller],
 		Timeout: p.options.Generic.ControllerStuckAfter, DrainTimeout: max(shutdown-2*time.Second, shutdown/2),
 		Metrics: p.loopMetrics}
+	if cluster == "" {
+		for _, i := range p.cache.Declared(controller) {
+			o.WaitFor = append(o.WaitFor, i)
+		}
+	}
+	return o
 }

@@ -221,7 +221,6 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a cluster of a loop's name":    {LoopOptions{Name: "two", Cluster: "a", Metrics: m}, nothing, nil, ""},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two@far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
-		"no informer to wait for":       {fine, nothing, []Watch[cache.ObjectName]{WaitFor[cache.ObjectName, metav1.Object](nil)}, "loop x: watch: the informer is nil"},
 		"no informer of owned objects":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](nil, schema.GroupKind{})}, "loop x: watch: the informer is nil"},
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](jobs, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf(jobs, nil)}, "loop x: watch: a function that maps or chooses events is nil"},

@@ -29,6 +29,7 @@ type Loop[K comparable] struct {
 	reconcile func(context.Context, K) (time.Duration, error)
 	queue     *queue[K] // open while the loop runs
 	mappers   []*mapper[K]
+	awaited   []Awaited    // the caches for which Run waits
 	toReplay  atomic.Int64 // number of objects that listCached has returned and replay has not mapped
 
 	mu       sync.Mutex
@@ -68,10 +69,12 @@ func NewLoop[K comparable](
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
 	l.queue = newQueue[K]()
+	l.awaited = slices.Clone(opts.WaitFor)
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
 		}
+		l.awaited = append(l.awaited, w.cache)
 	}
 	depth := func() int { return l.Status().QueueDepth }
 	longest := func() time.Duration {
@@ -96,11 +99,8 @@ func NewLoop[K comparable](
 // Watch adds a watch to a loop that exists already, for instance of a resource that was found at run time.
 // The loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and
 // then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
-// Watch returns an error for a watch that NewLoop would refuse, for WaitFor, and after Close.
+// Watch returns an error for a watch that NewLoop would refuse, and after Close.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
-	if watch.mistake == nil && watch.register == nil {
-		watch.mistake = errors.New("WaitFor maps nothing, and a loop that exists does not wait")
-	}
 	if watch.mistake != nil {
 		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
 	}
@@ -181,9 +181,10 @@ func (l *Loop[K]) tenantOf(key K) (tenant string) {
 	return tenant
 }
 
-// Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys
-// of events, and the keys of the objects in the informers, see [WatchMapped], beginning with the objects
-// that changed last. The package comment says which keys come first.
+// Run waits until the informers of the watches and those of LoopOptions.WaitFor have synced. Then it
+// reconciles until ctx ends: the keys of events, and the keys of the objects in the informers, see
+// [WatchMapped], beginning with the objects that changed last. The package comment says which keys come
+// first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
 // end with ctx, only when the term of this replica has ended or after LoopOptions.DrainTimeout. Run returns
@@ -218,9 +219,9 @@ func (l *Loop[K]) run(parent context.Context) error {
 	defer l.setPhase(PhaseStopped)
 	defer l.queue.close()
 
-	for _, m := range l.mappers {
+	for _, c := range l.awaited {
 		select {
-		case <-m.watch.synced():
+		case <-c.Synced():
 		case <-ctx.Done():
 			return nil // no worker was started
 		}
@@ -268,7 +269,7 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, workers *sync.WaitGrou
 		m.open() // before the first reconcile, like the mappers of NewLoop
 		workers.Go(func() {
 			select {
-			case <-m.watch.synced():
+			case <-m.watch.cache.Synced():
 				l.replay(ctx, l.listCached(m))
 			case <-m.removed:
 			case <-ctx.Done():

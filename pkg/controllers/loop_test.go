@@ -179,15 +179,17 @@ func TestPanicOfAKeyStopsNoOtherKey(t *testing.T) {
 func TestLoopWaitsForAllInformers(t *testing.T) {
 	for name, syncs := range map[string]bool{"until it is to end": false, "until they have synced, and then maps each object once": true} {
 		subtest.InBubble(t, name, func(t *testing.T) {
-			f, other := newFixture(t, "a"), newMemory("1", "b")
-			other.synced = make(chan struct{})
-			f.build(f.configMaps.self(), other.self())
+			f, watched, read := newFixture(t, "a"), newMemory("1", "b"), newMemory("1")
+			late := map[bool]*memory{true: watched, false: read}[syncs]
+			late.synced = make(chan struct{})
+			f.opts.WaitFor = []Awaited{read}
+			f.build(f.configMaps.self(), watched.self())
 			f.run()
 			pass(time.Hour)
 			assert.Equal(t, "phase", PhaseSyncing, f.loop.Status().Phase)
 			f.expect()
 			if syncs {
-				close(other.synced)
+				close(late.synced)
 				synctest.Wait()
 				f.expect("a", "b")
 				return
@@ -203,7 +205,8 @@ func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, other := newFixture(t, "a", "team/b"), newMemory("1")
 		other.unlisted = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
-		f.build(f.configMaps.self(), other.self())
+		f.opts.WaitFor = []Awaited{other}
+		f.build(f.configMaps.self())
 		f.run()
 		pass(time.Hour - time.Second)
 		f.expect("a")
@@ -555,10 +558,8 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 			f.run()
 			f.expect("a")
 			assert.Equal(t, "added watches", 0, len(f.loop.added))
-			for _, mistake := range []Watch[cache.ObjectName]{WatchSelf[*corev1.ConfigMap](nil), {synced: f.configMaps.Synced}} {
-				if _, err = f.loop.Watch(mistake); err == nil {
-					t.Error("a watch that maps nothing was accepted")
-				}
+			if _, err = f.loop.Watch(WatchSelf[*corev1.ConfigMap](nil)); err == nil {
+				t.Error("a watch of nothing was accepted")
 			}
 		})
 	}
@@ -566,7 +567,7 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 
 func TestClosedLoopHasNoHandler(t *testing.T) {
 	f := newFixture(t, "a")
-	f.build(f.configMaps.self(), Watch[cache.ObjectName]{synced: f.configMaps.Synced})
+	f.build(f.configMaps.self())
 	_, err := f.loop.Watch(f.configMaps.self())
 	assert.NoError(t, err)
 	closed := f.loop

@@ -18,7 +18,7 @@ import (
 type mapper[K comparable] struct {
 	loop    *Loop[K]
 	watch   Watch[K]
-	replay  func(cache.ObjectName) // maps an object in the cache; nil for WaitFor
+	replay  func(cache.ObjectName) // maps an object in the cache
 	remove  func()                 // ends the mapping of events, once
 	removed chan struct{}          // closed by remove
 
@@ -28,10 +28,8 @@ type mapper[K comparable] struct {
 
 func newMapper[K comparable](loop *Loop[K], watch Watch[K]) *mapper[K] {
 	m := &mapper[K]{loop: loop, watch: watch, removed: make(chan struct{})}
-	remove := func() {}
-	if watch.register != nil {
-		m.replay, remove = watch.register(m)
-	}
+	var remove func()
+	m.replay, remove = watch.register(m)
 	m.remove = sync.OnceFunc(func() {
 		close(m.removed)
 		remove()

@@ -24,8 +24,8 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// LoopOptions configures a [Loop]. The host fills in Name, Workers, Timeout, DrainTimeout and Metrics; a
-// controller may set the others, and another Timeout or DrainTimeout.
+// LoopOptions configures a [Loop]. The host fills in Name, Workers, Timeout, DrainTimeout, WaitFor and
+// Metrics; a controller may set the others, and another Timeout, DrainTimeout or WaitFor.
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
@@ -49,6 +49,11 @@ type LoopOptions struct {
 	// reconcile: a cluster that has not answered for that long gets no more time. --shutdown-timeout applies
 	// in any case. The host sets 2 s less than that, but at least half of it; for another cluster, 2 s.
 	DrainTimeout time.Duration
+	// WaitFor are caches that reconciles read. Run waits until they have synced, as it does for those of
+	// watches, and takes no key of a namespace of which one of them knows nothing. The host sets what the
+	// entry has in Needs; in another cluster, nothing. A controller may add what Entry.New follows, or
+	// leave out what its loop does not read.
+	WaitFor []Awaited
 	// Metrics counts for /metrics. A loop without it, in a test of its author's, counts for itself.
 	Metrics *loopmetrics.Metrics
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns

@@ -67,7 +67,7 @@ const unlistedRetry = 10 * time.Second
 // unlisted reports whether a cache for which Run has waited knows nothing of a namespace: to a reconcile, the
 // objects there would seem to be gone.
 func (l *Loop[K]) unlisted(namespace string) bool {
-	return slices.ContainsFunc(l.mappers, func(m *mapper[K]) bool { return m.watch.unlisted(namespace) })
+	return slices.ContainsFunc(l.awaited, func(c Awaited) bool { return c.Unlisted(namespace) })
 }
 
 // outcome is what came of a reconcile.

@@ -18,30 +18,32 @@ import (
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
 	mistake error // why NewLoop refuses the watch; then no other field is used
-	synced  func() <-chan struct{}
-	// unlisted reports whether the cache knows nothing of a namespace, although it has synced.
-	unlisted func(namespace string) bool
+	cache   Awaited
 	// list returns the objects in the cache.
 	list func() []metav1.Object
-	// register registers the mapper of a loop. It is nil for WaitFor. replay maps the newest state of an object
-	// in the cache. That state includes each change whose event the gate of the mapper dropped, and is not older
-	// than any state that has been mapped.
+	// register registers the mapper of a loop. replay maps the newest state of an object in the cache. That
+	// state includes each change whose event the gate of the mapper dropped, and is not older than any
+	// state that has been mapped.
 	register func(m *mapper[K]) (replay func(cache.ObjectName), remove func())
 	// primary says that Run maps the objects in the cache when it begins. A watch that Loop.Watch adds maps them
 	// in any case: a reconcile may have run before the informer had them.
 	primary bool
 }
 
-// watchable is what a watch asks of an [informers.Informer].
-type watchable[T any] interface {
-	Objects() []metav1.Object
-	Get(name cache.ObjectName) (object T, exists bool)
-	AddMapping(mapEvent func(old, current T, replayed bool) (mapped bool)) (replay func(cache.ObjectName), remove func())
+// Awaited is a cache for which a loop waits: an [informers.Informer].
+type Awaited interface {
 	Synced() <-chan struct{}
+	// Unlisted reports whether the cache knows nothing of a namespace, although it has synced.
 	Unlisted(namespace string) bool
 }
 
-var errNoInformer = errors.New("the informer is nil")
+// watchable is what a watch asks of an [informers.Informer].
+type watchable[T any] interface {
+	Awaited
+	Objects() []metav1.Object
+	Get(name cache.ObjectName) (object T, exists bool)
+	AddMapping(mapEvent func(old, current T, replayed bool) (mapped bool)) (replay func(cache.ObjectName), remove func())
+}
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last state in the cache.
@@ -86,7 +88,7 @@ func newWatch[T metav1.Object, K comparable](
 ) Watch[K] {
 	switch {
 	case informer == watchable[T]((*informers.Informer[T])(nil)):
-		return Watch[K]{mistake: errNoInformer}
+		return Watch[K]{mistake: errors.New("the informer is nil")}
 	case keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }):
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
@@ -108,15 +110,7 @@ func newWatch[T metav1.Object, K comparable](
 			return mapped
 		})
 	}
-	return Watch[K]{synced: informer.Synced, unlisted: informer.Unlisted, list: informer.Objects, register: register, primary: primary}
-}
-
-// WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
-func WaitFor[K comparable, T any](informer *informers.Informer[T]) Watch[K] {
-	if informer == nil {
-		return Watch[K]{mistake: errNoInformer}
-	}
-	return Watch[K]{synced: informer.Synced, unlisted: informer.Unlisted}
+	return Watch[K]{cache: informer, list: informer.Objects, register: register, primary: primary}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of

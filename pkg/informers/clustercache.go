@@ -194,6 +194,16 @@ func (c *ClusterCache) informerFor(controller string, resource schema.GroupResou
 	return nil, nil
 }
 
+// Declared returns the informers of what the controller declares in Needs.
+func (c *ClusterCache) Declared(controller string) (all []*Informer[*Object]) {
+	for _, i := range c.informers {
+		if need := i.plan.need(controller); need != nil {
+			all = append(all, &Informer[*Object]{i, need})
+		}
+	}
+	return all
+}
+
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
 // log to ctx's logger. A second call does nothing, nor does one after Shutdown.
 func (c *ClusterCache) Start(ctx context.Context) {

@@ -93,6 +93,9 @@ func (f *feed) endWatch() {
 	if f.cancelWatch != nil {
 		f.cancelWatch()
 	}
+	if f.silence != nil {
+		f.silence.Stop()
+	}
 }
 
 // takeListSlot waits for a slot in listSlots, if it is set. It returns false if ctx ends.
@@ -139,7 +142,7 @@ func (f *feed) handleFailure(ctx context.Context, err error) {
 // Transformer implements cache.TransformingStore, so that a streamed list is reduced as it comes.
 func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
 
-// reduce is that of the informer, for an object of a list.
+// reduce calls the informer's reduce for an object of a list.
 func (f *feed) reduce(obj any) (any, error) {
 	f.state.recordListed()
 	if f.silence != nil {

@@ -147,10 +147,15 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		c.breakWatches(true) // b comes and goes unseen, c is found by the relist
 		c.put(named("c", "1"))
 		pass(time.Minute)
+		c.mu.Lock()
+		c.objects["shop/c"].UID = "of another cluster"
+		c.mu.Unlock()
+		c.breakWatches(true)
+		pass(time.Minute)
 		c.breakWatches(true)
 		c.remove("shop/c")
 		pass(time.Minute)
-		want := []string{"+a=", "initial", "+b=", "~b=", "-a", "-b", "+c=", "-c"}
+		want := []string{"+a=", "initial", "+b=", "~b=", "-a", "-b", "+c=", "~c=", "-c"}
 		assert.Equal(t, "calls of the other one", want, h.lines)
 		assert.Equal(t, "calls of the slow one at first", nil, slow.lines)
 		close(block)

@@ -145,9 +145,9 @@ func (o *Object) GetResourceVersion() string {
 }
 
 // isState reports whether o is the state of its object that before is. Digests count, since one that has
-// panicked may be another now.
+// panicked may be another now. The UID counts, since the same endpoint may lead to another cluster.
 func (o *Object) isState(before *Object) bool {
-	return o.version != 0 && o.version == before.version && o.packed == before.packed
+	return o.version != 0 && o.version == before.version && o.packed == before.packed && o.GetUID() == before.GetUID()
 }
 
 var emptyMeta metav1.Object = &metav1.ObjectMeta{}

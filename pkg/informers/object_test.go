@@ -314,7 +314,6 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	}
 }
 
-// TestNeedsShareAnInformer checks that they do only if none changes what another gets.
 func TestNeedsShareAnInformer(t *testing.T) {
 	digested := Need{controller: "c", Resource: Deployments, Digest: DigestOf(digestSHA1), History: true}
 	with := func(n Need, of string, change func(*Need)) Need { n.controller = of; change(&n); return n }
@@ -386,8 +385,6 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 	}
 }
 
-// TestTypedObjectIsTrimmed checks that a whole object loses managedFields and last-applied, and
-// that the rest is kept once.
 func TestTypedObjectIsTrimmed(t *testing.T) {
 	p := mustPlan(t, Need{controller: "a", Resource: Namespaces, Form: Typed}, Need{controller: "b", Resource: Namespaces, Digest: DigestOf(func(namespace *corev1.Namespace) []byte {
 		return []byte(namespace.Name)

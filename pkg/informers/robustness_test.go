@@ -351,7 +351,6 @@ func TestReadinessWaitsFiveMinutesForAListThatHangs(t *testing.T) {
 	}
 }
 
-// TestFailuresAreAProblemInTime has a resource that was listed before its lists fail.
 func TestFailuresAreAProblemInTime(t *testing.T) {
 	slow := apierrors.NewTimeoutError("slow", 1)
 	for name, tc := range map[string]struct {

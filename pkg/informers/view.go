@@ -17,7 +17,8 @@ import (
 )
 
 // Informer is the cache of a resource as one controller gets it from [For] or [Follow], with the type of its
-// objects. They belong to the cache: copy an object before you change it.
+// objects. They belong to the cache: copy an object before you change it. Until Synced, the cache seems to
+// lack objects; loops wait for it, see controllers.LoopOptions.
 type Informer[T any] struct {
 	*informer
 	need *Need
@@ -135,7 +136,8 @@ func (i *Informer[T]) AddIndex(name string, values func(T) []string) {
 // AddHandler calls a function with each change of an object, one at a time, in the order of an object's
 // changes: old is nil for a new object, current for a deleted one. initial is set for objects that were there
 // before the cache had synced, or before AddHandler. An update may have it too, while only some of
-// --namespaces have been listed. The returned function removes the handler; a call that is in progress goes
+// --namespaces have been listed. The function may be called for objects of the first list after Synced; a
+// loop lists the cache itself. The returned function removes the handler; a call that is in progress goes
 // on.
 func (i *Informer[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
 	return i.listen(i.need.controller, "handler", true, func(e event) bool {

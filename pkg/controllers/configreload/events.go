@@ -27,11 +27,6 @@ func (c *controller) watches() []controllers.Watch[policy.QueueKey] {
 			return []policy.QueueKey{{Kind: k.Name, ObjectName: cache.MetaObjectToName(cmp.Or(event.New, event.Old))}}
 		}))
 	}
-	if k := c.kinds["Job"]; c.informers.Jobs != nil && k == nil {
-		// No key depends on these Jobs, but the loop must wait until their cache, which runCronJob reads, has
-		// synced.
-		list = append(list, controllers.WatchChanges(c.informers.Jobs, func(controllers.Event[metav1.Object]) []policy.QueueKey { return nil }))
-	}
 	for typ, informer := range c.sources {
 		list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[cachedSource]) []policy.QueueKey {
 			return c.sourceChanged(typ, event)

@@ -91,7 +91,7 @@ func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, 
 	// Changes of the status do not count, since the loop itself writes the status.
 	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
 	var err error
-	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, controllers.WaitFor[cache.ObjectName](c.informers.configs), controllers.WatchChanges(c.informers.secrets, l.secretChanged))
+	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, controllers.WatchChanges(c.informers.secrets, l.secretChanged))
 	return l, err
 }
 

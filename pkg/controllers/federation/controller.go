@@ -88,7 +88,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	}
 	loopOptions := func(loop string) controllers.LoopOptions {
 		options := h.LoopOptions
-		options.Loop = loop
+		options.Loop, options.WaitFor = loop, c.informers.all()
 		return options
 	}
 	if c.clusters, err = newClusterLoop(c, loopOptions("clusters")); err != nil {
@@ -100,10 +100,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	options := loopOptions("sync")
 	options.Workers, options.Background = syncWorkers, c.followObjects
 	c.loop, err = newKeyLoop(options, c.reconcile,
-		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
-		controllers.WaitFor[queuedKey](c.informers.configs), controllers.WaitFor[queuedKey](c.informers.namespaces),
-		controllers.WaitFor[queuedKey](c.informers.preferences),
-		controllers.WaitFor[queuedKey](c.informers.propagated), controllers.WaitFor[queuedKey](c.informers.clusterPropagated))
+		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged))
 	if err != nil {
 		return nil, err
 	}

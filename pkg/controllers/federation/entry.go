@@ -113,6 +113,13 @@ type informerSet struct {
 	writeOffs                             *informers.Informer[*corev1.ConfigMap]
 }
 
+// all returns the caches for which all loops wait. Those of DNS are missing: only the loop that watches them
+// waits until their types exist.
+func (i informerSet) all() []controllers.Awaited {
+	return []controllers.Awaited{i.clusters, i.configs, i.types, i.preferences, i.secrets, i.namespaces, i.definitions,
+		i.propagated, i.clusterPropagated, i.writeOffs}
+}
+
 func newInformerSet(h controllers.Host) informerSet {
 	return informerSet{
 		informers.For[*unstructured.Unstructured](h, kubeFedClusters), informers.For[*unstructured.Unstructured](h, kubeFedConfigs),
