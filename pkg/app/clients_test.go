@@ -221,13 +221,6 @@ func TestOnlyTypedClientsUseTheContentType(t *testing.T) {
 	}
 }
 
-func TestWaitForAPIServerEndsWithABadConfig(t *testing.T) {
-	config := &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "/no/such/file"}}
-	if err := waitForAPIServer(t.Context(), config); err == nil || t.Context().Err() != nil {
-		t.Errorf("error %v", err)
-	}
-}
-
 // TestWaitForAPIServer answers /readyz with one code after the other, the last one for ever.
 func TestWaitForAPIServer(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -127,7 +128,7 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 	if slices.ContainsFunc(o.all, func(c *otherCluster) bool { return c.name == name }) {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
-	readConfig, err := otherClusterConfig(config, controller, p.lock.FenceElsewhere)
+	readConfig, err := otherClusterConfig(config, controller, p.lock.FenceElsewhere, p.loopMetrics)
 	if err != nil {
 		return fail(err)
 	}
@@ -259,7 +260,7 @@ func checkOtherCluster(config, own *rest.Config) error {
 // otherClusterConfig returns the configuration of a controller's clients in another cluster. They share
 // connections, and a limit if config has one. The fence is checked last, after all transports that may wait.
 func otherClusterConfig(
-	config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper,
+	config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper, m *loopmetrics.Metrics,
 ) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {
@@ -267,6 +268,9 @@ func otherClusterConfig(
 	}
 	if config.Proxy == nil { // no proxy, whatever the environment says
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	}
+	if config.Transport != nil {
+		config.Transport = containedTransport(config.Transport, controller, m)
 	}
 	config.Wrap(fence)
 	transport, err := rest.TransportFor(config)
@@ -281,6 +285,20 @@ func otherClusterConfig(
 		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, cmp.Or(config.Burst, rest.DefaultBurst))
 	}
 	return shared, nil
+}
+
+// containedTransport makes a panic of a controller's own transport an error: requests are sent by
+// goroutines in which a panic would end the process, and then the next leader.
+func containedTransport(next http.RoundTripper, controller string, m *loopmetrics.Metrics) http.RoundTripper {
+	return transport{next, func(r *http.Request) (resp *http.Response, err error) {
+		stack, err := panics.Recover(func() (err error) { resp, err = next.RoundTrip(r); return err }) //nolint:bodyclose // the caller closes it
+		if stack != nil {
+			m.Panicked(controller)
+			klog.FromContext(r.Context()).Error(err, "Transport of a controller panicked",
+				"controller", controller, "stack", string(stack))
+		}
+		return resp, err
+	}}
 }
 
 // withoutRedirects makes a redirect an error: client-go would send the credentials to wherever it leads.

@@ -59,6 +59,11 @@ func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 	assert.NoError(t, err)
 	assert.Equal(t, "workers of a loop in another cluster", 3, theirs.LoopOptions.Workers)
 	defer theirs.Close()
+	broken, err := one.open("broken", &rest.Config{Host: "http://x", Transport: roundTripper(func(*http.Request) (*http.Response, error) { panic("x") })})
+	assert.NoError(t, err)
+	if _, err = broken.Client.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{}); err == nil || !strings.Contains(err.Error(), "panic") {
+		t.Errorf("a transport that panics: %v", err)
+	}
 	for name, tc := range map[string]struct {
 		cluster string
 		config  *rest.Config

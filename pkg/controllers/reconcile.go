@@ -30,16 +30,18 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 		return true
 	}
 	o := l.reconcileOnce(reconciling{Draining(work), item.lane}.addTo(work), item.key, item.failures)
-	switch {
-	case !o.retry, o.result == loopmetrics.NotLeading && l.queue.park(item, lifetime.FromContext(work).Leading):
-		l.queue.done(item, o.after, 0)
-	default:
-		delay := l.opts.backoff(item.failures)
-		if o.after > 0 {
-			delay = min(delay, o.after)
-		}
-		l.queue.done(item, max(delay, o.notBefore), item.failures+1)
+	if o.result == loopmetrics.NotLeading && l.queue.park(item, lifetime.FromContext(work).Leading) {
+		o.retry = false // it comes back when this replica leads
 	}
+	if !o.retry {
+		l.queue.done(item, o.after, 0)
+		return true
+	}
+	delay := l.opts.backoff(item.failures)
+	if o.after > 0 {
+		delay = min(delay, o.after)
+	}
+	l.queue.done(item, max(delay, o.notBefore), item.failures+1)
 	return true
 }
 

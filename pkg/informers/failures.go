@@ -19,6 +19,7 @@ type failure struct {
 	count       int64
 	since, last time.Time
 	refused     time.Time // since when isRefusal has held for every failure; zero after any other
+	settled     bool      // refusals have lasted refusedAfter; other failures do not end that, a success does
 }
 
 // isDenied reports whether the server does not let the process do this: 401 or 403.

@@ -15,7 +15,7 @@ type firstList int
 const (
 	pending firstList = iota
 	filled            // the feed has filled its part of the cache once, or counts as empty
-	refused           // the API server has refused it with 403 or 404 for refusedAfter, and nothing else
+	refused           // the API server has refused it with 403 or 404 for refusedAfter
 	failing           // it has failed for failingAfter
 )
 
@@ -31,7 +31,7 @@ func (s *state) firstList() firstList {
 	switch {
 	case s.everFilled:
 		return filled
-	case f != nil && !f.refused.IsZero() && f.last.Sub(f.refused) >= refusedAfter:
+	case f != nil && f.settled:
 		return refused
 	case f != nil && time.Since(f.since) >= failingAfter:
 		return failing

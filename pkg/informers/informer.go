@@ -83,11 +83,12 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 // leaveOut remembers a misfit. The earlier state of the object stays in the cache, that of a predecessor with
 // the same name does not.
 func (i *informer) leaveOut(f *feed, m *misfit) {
-	i.bad.addMisfit(m)
 	key := cache.MetaObjectToName(m).String()
 	if before := i.objects.get(key); before != nil && before.GetUID() != m.UID {
 		i.removeKey(f, key)
+		i.bad.forgetGone(func(n cache.ObjectName) bool { return n == before.objectName() })
 	}
+	i.bad.addMisfit(m)
 }
 
 // remove removes an object that f has read as deleted, or that Filter no longer accepts.

@@ -253,6 +253,7 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 		"a namespace that is refused later":   {nothing, func(b *cluster) { refuse(b); b.breakWatches(false) }, false, []string{"b/x", "b/y"}, 1, "cannot watch secrets in b: Forbidden"},
 		"a namespace that is refused at once": {refuse, nothing, true, nil, 0, "cannot list secrets in b: Forbidden"},
 		"a namespace that is granted later":   {refuse, work, true, []string{"b/x", "b/z"}, 1, ""},
+		"a list that is refused, then fails":  {refuse, fail, true, nil, 0, "cannot list secrets in b: InternalError"},
 		"a list that fails":                   {fail, nothing, true, nil, 0, "cannot list secrets in b: InternalError"},
 		"a list that works later":             {fail, work, true, []string{"b/x", "b/z"}, 1, ""},
 		"a list that hangs, and is given up":  {func(b *cluster) { b.endless = true }, nothing, true, []string{"b/x", "b/z"}, 1, ""},

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/internal/gotype"
 )
@@ -120,11 +121,15 @@ const NotHelm = "type!=helm.sh/release.v1"
 func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 	_, labelErr := labels.Parse(n.LabelSelector)
 	_, fieldErr := fields.ParseSelector(n.FieldSelector)
+	// The metadata client puts both into paths as they are.
+	problems := append(rest.IsValidPathSegmentName(n.Namespace), rest.IsValidPathSegmentName(n.Resource.Resource)...)
 	switch {
 	case n.controller == "":
 		return errors.New("need without a controller's name")
 	case n.Resource.Resource == "":
 		return errors.New("need without resource")
+	case len(problems) > 0:
+		return fmt.Errorf("the namespace %q or the resource %s", n.Namespace, problems[0])
 	case labelErr != nil:
 		return fmt.Errorf("label selector: %w", labelErr)
 	case fieldErr != nil:

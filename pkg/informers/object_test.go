@@ -284,6 +284,7 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	}{
 		"no controller":                      {[]Need{{Resource: Secrets}}, "without a controller"},
 		"no resource":                        {[]Need{{controller: "a"}}, "without resource"},
+		"a namespace that leads elsewhere":   {[]Need{{controller: "a", Resource: Secrets, Namespace: "x/../y"}}, "may not contain '/'"},
 		"typed Secrets":                      {[]Need{{controller: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
 		"the data of all ConfigMaps":         {[]Need{{controller: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
 		"Content of anything else":           {[]Need{{controller: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},

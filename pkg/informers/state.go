@@ -143,10 +143,13 @@ func (s *state) recordFailure(verb string, err error) {
 	}
 	f.err, f.last = err, time.Now()
 	f.count++
-	if !isRefusal(err) {
+	switch {
+	case !isRefusal(err):
 		f.refused = time.Time{}
-	} else if f.refused.IsZero() {
+	case f.refused.IsZero():
 		f.refused = f.last
+	case f.last.Sub(f.refused) >= refusedAfter:
+		f.settled = true
 	}
 	s.lastFailure = f
 }
