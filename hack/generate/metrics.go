@@ -19,8 +19,8 @@ const metricsIntro = `# Metrics
 <!-- Written by make generate. -->
 
 These are the metrics at ` + "`/metrics`" + ` with all controllers and otherwise default flags; [Operating](operating.md#metrics)
-says which are not listed. ` + "`--federation-dns`" + ` adds the loop ` + "`dns`" + `. The label ` + "`kind`" + ` has further values with flags that add
-kinds, such as ` + "`--scale-schedule-kinds`" + `.
+says which are not listed. ` + "`--federation-dns`" + ` adds the loop ` + "`dns`" + `. The label ` + "`kind`" + ` has further values with flags
+that add kinds, such as ` + "`--scale-schedule-kinds`" + `.
 
 The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. The
 values of a label are listed if the manager knows them at its start and they are at most twelve. API groups are not

@@ -130,16 +130,16 @@ func TestControllersListSelectsControllers(t *testing.T) {
 func TestLoopOptionsFollowEntryAndFlag(t *testing.T) {
 	var got []int
 	create := func(h controllers.Host) (controllers.Controller, error) {
-		got = append(got, h.LoopOptions.Workers, len(h.LoopOptions.WaitFor))
+		got = append(got, h.LoopOptions.Workers, cap(h.LoopOptions.WaitFor))
 		return &scripted{}, nil
 	}
-	build := With(controllers.Entry{Name: "one", Workers: 3, New: create, Needs: needing(informers.Need{Resource: informers.ConfigMaps})}, controllers.Entry{Name: "two", New: create})
+	build := With(controllers.Entry{Name: "one", Workers: 3, New: create, Needs: needing(informers.Need{Resource: informers.ConfigMaps}, informers.Need{Resource: informers.Secrets}, informers.Need{Resource: informers.Jobs})}, controllers.Entry{Name: "two", New: create})
 	o := newOptions(t, build)
 	assert.NoError(t, errors.Join(o.Parse([]string{"--config=" + writeConfig(t, "one-concurrent-syncs: 5")}), o.Check()))
 	o.Client.Master = newAPIServer(t).URL
 	_, err := builtProcess(t, o)
 	assert.NoError(t, err)
-	assert.Equal(t, "workers, and caches that loops wait for", []int{5, 1, 0, 0}, got)
+	assert.Equal(t, "workers, and room for caches that loops wait for", []int{5, 3, 0, 0}, got)
 	path := writeConfig(t, "one-concurrent-syncs: 0", "two-concurrent-syncs: 1")
 	_, err = executeBuild([]BuildOption{build}, "--config="+path)
 	lines(t, err, path+":5: two-concurrent-syncs: not a flag that the file can set", path+":4: --one-concurrent-syncs: must be at least 1, got 0")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/dynamic"
@@ -129,6 +130,7 @@ func (p *process) loopOptions(controller, cluster string) controllers.LoopOption
 		for _, i := range p.cache.Declared(controller) {
 			o.WaitFor = append(o.WaitFor, i)
 		}
+		o.WaitFor = slices.Clip(o.WaitFor) // loops of one controller append to copies
 	}
 	return o
 }
