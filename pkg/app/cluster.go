@@ -291,13 +291,17 @@ func otherClusterConfig(
 // goroutines in which a panic would end the process, and then the next leader.
 func containedTransport(next http.RoundTripper, controller string, m *loopmetrics.Metrics) http.RoundTripper {
 	return transport{next, func(r *http.Request) (resp *http.Response, err error) {
-		stack, err := panics.Recover(func() (err error) { resp, err = next.RoundTrip(r); return err }) //nolint:bodyclose // the caller closes it
-		if stack != nil {
-			m.Panicked(controller)
-			klog.FromContext(r.Context()).Error(err, "Transport of a controller panicked",
-				"controller", controller, "stack", string(stack))
+		stack, panicked := panics.Recover(func() error {
+			resp, err = next.RoundTrip(r) //nolint:bodyclose // the caller closes it
+			return nil                    // Recover would return the text of err only, and client-go asks for its type
+		})
+		if stack == nil {
+			return resp, err
 		}
-		return resp, err
+		m.Panicked(controller)
+		klog.FromContext(r.Context()).Error(panicked, "Transport of a controller panicked",
+			"controller", controller, "stack", string(stack))
+		return nil, panicked
 	}}
 }
 
