@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,11 +60,12 @@ func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 	assert.NoError(t, err)
 	assert.Equal(t, "workers of a loop in another cluster", 3, theirs.LoopOptions.Workers)
 	defer theirs.Close()
-	broken, err := one.open("broken", &rest.Config{Host: "http://x", Transport: roundTripper(func(*http.Request) (*http.Response, error) { panic("x") })})
+	send := map[string]func() error{"/api/v1/nodes/n": func() error { panic("x") }, "/api/v1/namespaces/shop/pods/p": func() error { return syscall.ECONNREFUSED }}
+	broken, err := one.open("broken", &rest.Config{Host: "http://x", Transport: roundTripper(func(r *http.Request) (*http.Response, error) { return nil, send[r.URL.Path]() })})
 	assert.NoError(t, err)
-	if _, err = broken.Client.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{}); err == nil || !strings.Contains(err.Error(), "panic") {
-		t.Errorf("a transport that panics: %v", err)
-	}
+	_, panicked := broken.Client.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{})
+	_, refused := broken.Client.CoreV1().Pods("shop").Get(t.Context(), "p", metav1.GetOptions{})
+	assert.Equal(t, "a panic is an error, and errors keep their type", []bool{true, true}, []bool{strings.Contains(fmt.Sprint(panicked), "panic"), errors.Is(refused, syscall.ECONNREFUSED)})
 	for name, tc := range map[string]struct {
 		cluster string
 		config  *rest.Config

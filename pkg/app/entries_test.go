@@ -239,9 +239,8 @@ func TestRBACRefusesWhatTheStartRefuses(t *testing.T) {
 
 func TestBuildNameMustBeADNSLabel(t *testing.T) {
 	const want = `the name "My manager" of the build is not a DNS label: `
-	if _, err := executeBuild([]BuildOption{Named("My manager")}, "rbac"); err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("the error is %v, want %s", err, want)
-	}
+	_, err := executeBuild([]BuildOption{Named("My manager")}, "rbac")
+	assert.Equal(t, fmt.Sprintf("%q begins with %q", fmt.Sprint(err), want), true, strings.HasPrefix(fmt.Sprint(err), want))
 }
 
 func TestSettingsNameThePod(t *testing.T) {

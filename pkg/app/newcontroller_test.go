@@ -389,9 +389,11 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		}}}, func(string) {})
 		assert.NoError(t, err)
 		h.cache.Start(t.Context())
-		closed, drained := 0, false
-		far := &otherCluster{openClusters: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
-		h.clusters.all = []*otherCluster{far}
+		closed, drained := []int{}, false // how many runs had begun when a cluster was closed
+		open := func(all ...*otherCluster) { h.clusters.mu.Lock(); h.clusters.all = all; h.clusters.mu.Unlock() }
+		late := &otherCluster{openClusters: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed = append(closed, len(c.starts)); open() }}
+		far := &otherCluster{openClusters: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed = append(closed, len(c.starts)); open(late) }}
+		open(far)
 		const closing = healthyRun + time.Minute
 		far.running.Go(func() { <-time.After(closing) })
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
@@ -427,7 +429,8 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		is("when it has run for a while", true)
 		assert.Equal(t, "starts", []time.Duration{0, closing + restartDelay, closing + 2*restartDelay, closing + 3*restartDelay}, c.starts)
 		assert.Equal(t, "restarts in the status", 3, h.Status().Restarts)
-		assert.Equal(t, "closed clusters", 3, closed)
+		assert.Equal(t, "runs before the clusters were closed, the second of which was opened late", []int{1, 1}, closed)
+		open(far)
 		assert.Equal(t, "followed resources", 0, len(caches.Status().Resources))
 		series(t, registry, "quartermaster_controller_restarts_total", 3)
 		series(t, registry, "quartermaster_controller_panics_total", 1)

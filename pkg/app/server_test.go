@@ -171,9 +171,8 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 func TestNoSecurePortNeedsNoAuthorities(t *testing.T) {
 	o := newOptions(t, With())
 	o.Client.Master, o.Authentication.ClientCAFile = newAPIServer(t).URL, filepath.Join(t.TempDir(), "none")
-	if _, err := builtProcess(t, o); err != nil {
-		t.Error(err)
-	}
+	_, err := builtProcess(t, o)
+	assert.NoError(t, err)
 }
 
 func TestReviewErrorsHideTheAPIServer(t *testing.T) {

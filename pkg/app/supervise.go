@@ -254,7 +254,9 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // have ended too.
 func (h *hostedController) supervise(ctx context.Context) error {
 	endRun := func() {
-		atOnce(h.clusters.list(), func(_ int, c *otherCluster) { c.close() })
+		for open := h.clusters.list(); len(open) > 0; open = h.clusters.list() { // a loop may open one while they close
+			atOnce(open, func(_ int, c *otherCluster) { c.close() })
+		}
 		h.cache.EndRun(h.name)
 	}
 	defer endRun()

@@ -244,7 +244,6 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 // bubble is the test of a row, in fake time of its own.
 type bubble struct{ *testing.T }
 
-// TestFollow follows a cluster with the expiring Secrets a and b.
 func TestFollow(t *testing.T) {
 	for name, run := range map[string]func(t bubble, f *ClusterCache, c *cluster, h *recorder){
 		"it keeps the form of the need": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {

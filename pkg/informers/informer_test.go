@@ -302,7 +302,6 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 	}
 }
 
-// TestNamespaceRefusedIsWaitedForIfAlone has two namespaces, neither of which may be read at first.
 func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newCluster(), newCluster()

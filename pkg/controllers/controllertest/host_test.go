@@ -378,9 +378,8 @@ func following(
 func TestRecoveredPanicSaysWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		controllertest.NewHost(t, greeter.Entry())
-		if _, err := panics.Recover(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
-			t.Errorf("error %v", err)
-		}
+		_, err := panics.Recover(func() error { panic("an unknown phase") })
+		assert.Equal(t, "error", "panic: an unknown phase", fmt.Sprint(err))
 	})
 }
 
