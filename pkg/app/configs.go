@@ -50,7 +50,7 @@ func (c *GenericConfig) AddFlags(fs *pflag.FlagSet, all entries) {
 		"terminationGracePeriodSeconds at least 10 s above this time.")
 	fs.BoolVar(&c.DryRun, "dry-run", c.DryRun,
 		"Change nothing. Controllers send writes with dryRun=All or only report them, and a request that cannot be a dry run "+
-			"is refused. Leases and Events are written as always.")
+			"is refused. Leases are written as always, and so are Events, unless a controller says otherwise.")
 }
 
 // Validate returns all problems, joined; each names its flag. all are the entries of the build.
