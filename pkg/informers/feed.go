@@ -78,7 +78,6 @@ func (f *feed) run(ctx context.Context) {
 // listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
 func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
 	f.attempt = attempt{}
-	f.state.beginList()
 	err := reflector.ListAndWatchWithContext(ctx)
 	f.endWatch()
 	f.giveListSlotBack()
@@ -144,7 +143,6 @@ func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
 
 // reduce calls the informer's reduce for an object of a list.
 func (f *feed) reduce(obj any) (any, error) {
-	f.state.recordListed()
 	if f.silence != nil {
 		f.silence.Reset(silenceTimeout)
 	}

@@ -45,34 +45,16 @@ func (f *feed) missing() bool {
 	return first != filled && first != refused
 }
 
-// firstListWait is how long an informer that has read one namespace waits for the next object of the first
-// list of another. After that, loops hold back the keys of a namespace that is missing, see Unlisted.
-const firstListWait = 10 * time.Second
-
-// waitedForUntil returns how long an informer that has read a namespace waits for the feed: as long as
-// objects come, and until its first list has begun. first is when the first namespace was read.
-func (f *feed) waitedForUntil(first time.Time) time.Time {
-	if !f.missing() {
-		return first
-	}
-	f.state.mu.Lock()
-	defer f.state.mu.Unlock()
-	switch progress := f.state.progress; {
-	case progress.IsZero():
-		return time.Now().Add(firstListWait)
-	case progress.After(first):
-		return progress.Add(firstListWait)
-	}
-	return first.Add(firstListWait)
-}
+// firstListWait is how long an informer that has read one namespace waits for the first lists of the others.
+// After that, loops hold back the keys of a namespace that is missing, see Unlisted.
+const firstListWait = 20 * time.Second
 
 // firstLists tells when an informer has synced.
 type firstLists struct {
 	synced chan struct{} // closed when the informer has synced
 
-	mu     sync.Mutex
-	first  time.Time   // when a feed first filled its part of the cache: a server that answers none may just have started
-	review *time.Timer // set while the informer waits for others
+	mu    sync.Mutex
+	first time.Time // when a feed first filled its part of the cache: a server that answers none may just have started
 }
 
 // reviewFirstLists closes synced if it is time, as after a list or a failure.
@@ -82,23 +64,15 @@ func (i *informer) reviewFirstLists() {
 	defer l.mu.Unlock()
 	if l.first.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.firstList() == filled }) {
 		l.first = time.Now()
+		if len(i.feeds) > 1 {
+			time.AfterFunc(firstListWait, i.reviewFirstLists)
+		}
 	}
 	if isClosed(l.synced) || l.first.IsZero() || i.stopped.Load() {
 		return
 	}
-	until := l.first
-	for _, f := range i.feeds {
-		if wait := f.waitedForUntil(l.first); wait.After(until) {
-			until = wait
-		}
-	}
-	switch left := time.Until(until); {
-	case left <= 0:
+	if time.Since(l.first) >= firstListWait || !slices.ContainsFunc(i.feeds, (*feed).missing) {
 		close(l.synced)
-	case l.review == nil:
-		l.review = time.AfterFunc(left, i.reviewFirstLists)
-	default:
-		l.review.Reset(left)
 	}
 }
 

@@ -31,8 +31,6 @@ type state struct {
 	lastFailure  *failure
 	logged       string // why the request failed that was logged last; empty when requests succeed again
 	everFilled   bool   // the resource has been listed, or has counted as empty
-	// progress is when the first list began, or when an object of a list came last; zero before.
-	progress time.Time
 }
 
 func newState(name string) *state {
@@ -44,22 +42,6 @@ func (s *state) addObjects(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recorded.Objects += n
-}
-
-// beginList records that a list begins, which counts as progress of the first one.
-func (s *state) beginList() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.progress.IsZero() {
-		s.progress = time.Now()
-	}
-}
-
-// recordListed records that an object of a list has come.
-func (s *state) recordListed() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.progress = time.Now()
 }
 
 // recordList records a complete list.
