@@ -121,7 +121,8 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			return nil
 		}, "calls Host.Handle with nil, twice or after New"},
 		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
+			deployments := informers.For[metav1.Object](h, informers.Deployments)
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(deployments, deployments, schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, ""},
 		"New panics":            {nil, nil, func(controllers.Host) error { panic("no") }, "New: panic: no"},

@@ -221,10 +221,11 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a cluster of a loop's name":    {LoopOptions{Name: "two", Cluster: "a", Metrics: m}, nothing, nil, ""},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two@far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
-		"no informer of owned objects":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](nil, schema.GroupKind{})}, "loop x: watch: the informer is nil"},
+		"no informer of owned objects":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](nil, jobs, schema.GroupKind{})}, "loop x: watch: the informer is nil"},
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](jobs, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf(jobs, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
-		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner(jobs, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
+		"no informer of owners":         {fine, nothing, []Watch[cache.ObjectName]{WatchOwner(jobs, (*informers.Informer[metav1.Object])(nil), schema.GroupKind{})}, "loop x: watch: the informer of the owners is nil"},
+		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner(jobs, jobs, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 	} {
 		_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
 		assert.Equal(t, "mistake: "+name, cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
@@ -275,11 +276,11 @@ func TestWatchOwner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got, ofCluster, wantOfCluster []string
-			for _, key := range ownersOf(tc.event, widget, metav1.Object.GetNamespace) {
+			for _, key := range ownersOf(tc.event, widget, false) {
 				got = append(got, key.String())
 				wantOfCluster = append(wantOfCluster, key.Name)
 			}
-			for _, key := range ownersOf(tc.event, widget, noNamespace) {
+			for _, key := range ownersOf(tc.event, widget, true) {
 				ofCluster = append(ofCluster, key.String())
 			}
 			assert.Equal(t, "keys", tc.want, got)

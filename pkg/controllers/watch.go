@@ -113,25 +113,17 @@ func newWatch[T metav1.Object, K comparable](
 	return Watch[K]{cache: informer, list: informer.Objects, register: register, primary: primary}
 }
 
-// WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of
-// that kind which controls it, before and after the change. The owner is in the same namespace; see also
-// [WatchClusterOwner]. The cache must hold the owner references: a need of the reduced form asks for them,
-// and otherwise NewLoop returns an error.
-func WatchOwner[T metav1.Object](informer *informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
-	return watchOwner(informer, owner, metav1.Object.GetNamespace)
-}
-
-// WatchClusterOwner is WatchOwner for an owner that has no namespace. Its objects may be in any namespace.
-func WatchClusterOwner[T metav1.Object](informer *informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
-	return watchOwner(informer, owner, noNamespace)
-}
-
-func noNamespace(metav1.Object) string { return "" }
-
-func watchOwner[T metav1.Object](
-	informer *informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string,
+// WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of that
+// kind which controls it, before and after the change. owners is the informer of that kind, whose need says
+// whether it has namespaces. The cache must hold the owner references: a need of the reduced form asks for
+// them, and otherwise NewLoop returns an error.
+func WatchOwner[T, O metav1.Object](
+	informer *informers.Informer[T], owners *informers.Informer[O], kind schema.GroupKind,
 ) Watch[cache.ObjectName] {
-	watch := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
+	if owners == nil {
+		return Watch[cache.ObjectName]{mistake: errors.New("the informer of the owners is nil")}
+	}
+	watch := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, kind, owners.ClusterScoped()) })
 	if watch.mistake == nil && !informer.KeepsOwnerReferences() {
 		watch.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")
 	}
@@ -139,20 +131,21 @@ func watchOwner[T metav1.Object](
 }
 
 // ownersOf returns the owners of the kind that control the object, before and after the change.
-func ownersOf[T metav1.Object](
-	e Event[T], owner schema.GroupKind, namespace func(metav1.Object) string,
-) (owners []cache.ObjectName) {
+func ownersOf[T metav1.Object](e Event[T], kind schema.GroupKind, clusterScoped bool) (owners []cache.ObjectName) {
 	for _, obj := range []T{e.Old, e.New} {
 		if isNil(obj) {
 			continue
 		}
 		ref := metav1.GetControllerOfNoCopy(obj)
-		if ref == nil || ref.Kind != owner.Kind {
+		if ref == nil || ref.Kind != kind.Kind {
 			continue
 		}
-		name := cache.NewObjectName(namespace(obj), ref.Name)
+		name := cache.NewObjectName(obj.GetNamespace(), ref.Name)
+		if clusterScoped {
+			name.Namespace = ""
+		}
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)
-		if err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
+		if err == nil && gv.Group == kind.Group && !slices.Contains(owners, name) {
 			owners = append(owners, name)
 		}
 	}

@@ -188,3 +188,6 @@ func (i *Informer[T]) Objects() []metav1.Object {
 func (i *Informer[T]) KeepsOwnerReferences() bool {
 	return i.need.whole() || i.need.Fields&OwnerReferences != 0
 }
+
+// ClusterScoped reports whether the resource has no namespaces, as the need says.
+func (i *Informer[T]) ClusterScoped() bool { return i.need.ClusterScoped }

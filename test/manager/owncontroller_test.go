@@ -72,7 +72,7 @@ func paintersEntry(p *painter) controllers.Entry {
 			h.LoopOptions.MaxBackoff = 2 * time.Second
 			p.Loop, err = controllers.NewLoop(h.LoopOptions, p.reconcile,
 				controllers.WatchSelf(p.gadgets, controllers.GenerationChanged),
-				controllers.WatchOwner(informers.For[metav1.Object](h, informers.ConfigMaps), gadgets.GroupVersion().WithKind("Gadget").GroupKind()))
+				controllers.WatchOwner(informers.For[metav1.Object](h, informers.ConfigMaps), p.gadgets, gadgets.GroupVersion().WithKind("Gadget").GroupKind()))
 			return p, err
 		},
 	}

@@ -85,8 +85,8 @@ func newController(h controllers.Host) (_ controllers.Controller, err error) {
 	c.widgets.AddIndex("settings", func(w *v1.Widget) []string { return []string{w.Namespace + "/" + w.Spec.Settings} })
 	c.Loop, err = controllers.NewLoop(h.LoopOptions, c.reconcile,
 		controllers.WatchSelf(c.widgets),
-		controllers.WatchOwner(c.deployments, v1.Kind),
-		controllers.WatchOwner(c.configMaps, v1.Kind),
+		controllers.WatchOwner(c.deployments, c.widgets, v1.Kind),
+		controllers.WatchOwner(c.configMaps, c.widgets, v1.Kind),
 		controllers.WatchChanges(c.configMaps, c.settingsChanged))
 	return c, err
 }
