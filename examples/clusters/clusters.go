@@ -88,7 +88,6 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 		cluster.Close()
 		return nil, err
 	}
-	cluster.LoopOptions.Timeout = 10 * time.Second // it may not answer
 	loop, err := controllers.NewLoop(cluster.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 		if _, exists := namespaces.Get(key); !exists {
 			return 0, nil // it has the label or is gone

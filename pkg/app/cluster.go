@@ -28,8 +28,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
-const otherClusterDrain = 2 * time.Second
+// The defaults of LoopOptions of a loop for another cluster, which may not answer.
+const (
+	otherClusterTimeout = 30 * time.Second
+	otherClusterDrain   = 2 * time.Second
+)
 
 // openClusters are the other clusters that a controller has open.
 type openClusters struct {
@@ -162,7 +165,7 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 	other.release = sync.OnceFunc(other.free)
 	o.all = append(o.all, other)
 	loopOptions := p.loopOptions(controller, name)
-	loopOptions.DrainTimeout = otherClusterDrain
+	loopOptions.Timeout, loopOptions.DrainTimeout = min(loopOptions.Timeout, otherClusterTimeout), otherClusterDrain
 	return &controllers.Cluster{
 		Cache: cache.ForController(controller), Clients: clients,
 		Events:      events.recorder(p.options.name + "-" + controller),

@@ -58,7 +58,7 @@ func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 	one.process.options.workers["other"] = ptr.To(3)
 	theirs, err := (&openClusters{process: one.process, controller: "other"}).open("theirs", &rest.Config{Host: "x"})
 	assert.NoError(t, err)
-	assert.Equal(t, "workers of a loop in another cluster", 3, theirs.LoopOptions.Workers)
+	assert.Equal(t, "workers of a loop in another cluster, and the time of a reconcile", []any{3, otherClusterTimeout}, []any{theirs.LoopOptions.Workers, theirs.LoopOptions.Timeout})
 	defer theirs.Close()
 	send := map[string]func() error{"/api/v1/nodes/n": func() error { panic("x") }, "/api/v1/namespaces/shop/pods/p": func() error { return syscall.ECONNREFUSED }}
 	broken, err := one.open("broken", &rest.Config{Host: "http://x", Transport: roundTripper(func(r *http.Request) (*http.Response, error) { return nil, send[r.URL.Path]() })})

@@ -109,12 +109,12 @@ func TestReconcileEndsInTime(t *testing.T) {
 		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 			f.say("after %s", time.Since(f.begun))
 			<-ctx.Done()
-			return 0, context.Cause(ctx)
+			return 0, ctx.Err()
 		}
 		f.run()
 		pass(time.Minute)
 		f.expect("after 0s", "after 15s", "after 40s")
-		if got := f.loop.Status().LastError; got == nil || got.Text != "the reconcile took longer than LoopOptions.Timeout, 5s" {
+		if got := f.loop.Status().LastError; got == nil || got.Text != "the reconcile took longer than LoopOptions.Timeout, 5s: context deadline exceeded" {
 			t.Errorf("the last error is %+v", got)
 		}
 	})
@@ -202,17 +202,26 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 }
 
 func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, other := newFixture(t, "a", "team/b"), newMemory("1")
-		other.unlisted = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
-		f.opts.WaitFor = []Awaited{other}
-		f.build(f.configMaps.self())
-		f.run()
-		pass(time.Hour - time.Second)
-		f.expect("a")
-		pass(unlistedRetry)
-		f.expect("b")
-	})
+	for name, waitFor := range map[string]bool{"one for which the loop waits": true, "that of an added watch": false} {
+		subtest.InBubble(t, name, func(t *testing.T) {
+			f, other, later := newFixture(t, "a", "team/b"), newMemory("1"), newMemory("1")
+			other.unlisted = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
+			later.unlisted, later.synced = func(string) bool { return true }, make(chan struct{}) // nobody waits for it
+			if waitFor {
+				f.opts.WaitFor = []Awaited{other}
+			}
+			f.build(f.configMaps.self())
+			for _, added := range []*memory{other, later} {
+				_, err := f.loop.Watch(added.self())
+				assert.NoError(t, err)
+			}
+			f.run()
+			pass(time.Hour - time.Second)
+			f.expect("a")
+			pass(unlistedRetry)
+			f.expect("b")
+		})
+	}
 }
 
 func withBackground(t *testing.T, reconcile func(context.Context, string) (time.Duration, error), background func(context.Context, *Loop[string]) error) *Loop[string] {

@@ -5,6 +5,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -66,10 +67,18 @@ func reconcilingFrom(ctx context.Context) reconciling {
 // unlistedRetry is the delay before a key is taken again whose namespace a cache has not listed.
 const unlistedRetry = 10 * time.Second
 
-// unlisted reports whether a cache for which Run has waited knows nothing of a namespace: to a reconcile, the
-// objects there would seem to be gone.
+// unlisted reports whether a cache for which Run has waited, or that of an added watch once it has synced,
+// knows nothing of a namespace: to a reconcile, the objects there would seem to be gone.
 func (l *Loop[K]) unlisted(namespace string) bool {
-	return slices.ContainsFunc(l.awaited, func(c Awaited) bool { return c.Unlisted(namespace) })
+	unlisted := func(c Awaited) bool { return c.Unlisted(namespace) }
+	return slices.ContainsFunc(l.awaited, unlisted) || slices.ContainsFunc(l.addedWatches(), func(m *mapper[K]) bool {
+		select {
+		case <-m.watch.cache.Synced():
+			return unlisted(m.watch.cache)
+		default:
+			return false
+		}
+	})
 }
 
 // outcome is what came of a reconcile.
@@ -104,6 +113,9 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		return err
 	})
 	o.retry = err != nil && (stack != nil || o.result != loopmetrics.Terminal)
+	if cause := context.Cause(ctx); err != nil && cause != nil && work.Err() == nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", cause, err) // otherwise it would look like a time-out of a client
+	}
 	switch {
 	case stack != nil:
 		o.result = loopmetrics.Panic

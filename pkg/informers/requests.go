@@ -24,12 +24,13 @@ import (
 // pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 const pageSize = 250
 
-// pageTimeout limits a request for a page, and silenceTimeout how long a watch goes on after the time that it
+// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole, and silenceTimeout how long a watch goes on after the time that it
 // asked for, and how long a streamed list may bring nothing. An API server answers sooner; a proxy before it
 // may keep a connection open that leads nowhere, and a server that ignores that a list is to be streamed does
 // not say that the objects were all.
 const (
 	pageTimeout    = 2 * time.Minute
+	wholeTimeout   = 10 * time.Minute
 	silenceTimeout = 30 * time.Second
 )
 
@@ -95,7 +96,11 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 	opts.Limit, opts.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = pageSize, "", "", ""
 	list := &metainternalversion.List{}
 	for {
-		pageCtx, end := context.WithTimeout(ctx, pageTimeout)
+		timeout := pageTimeout
+		if opts.Limit == 0 {
+			timeout = wholeTimeout
+		}
+		pageCtx, end := context.WithTimeout(ctx, timeout)
 		page, err := f.source.list(pageCtx, opts)
 		end()
 		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
