@@ -14,7 +14,7 @@
 //	newcontroller.go, cluster.go              the Host of a controller, and other clusters
 //	lock.go                                   the Lease and the fences
 //	events.go, memory.go                      Events; free memory
-//	secure.go, auth.go, server.go, metrics.go the servers
+//	pages.go, metrics.go                      what the servers of package serving serve
 //	supervise.go, restart.go                  controllers that run, their health and their status
 package app
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -148,33 +147,6 @@ func (c *InformersConfig) Validate(enabled entries) error {
 		} else if slices.Contains(c.Namespaces[:i], namespace) {
 			errs = append(errs, fmt.Errorf("--namespaces: %q is named twice", namespace))
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// InsecureConfig configures the plain HTTP server for health checks.
-type InsecureConfig struct {
-	BindAddress net.IP
-	Port        int
-	Metrics     bool
-}
-
-// AddFlags adds the flags to fs.
-func (c *InsecureConfig) AddFlags(fs *pflag.FlagSet) {
-	fs.IPVar(&c.BindAddress, "insecure-bind-address", c.BindAddress,
-		"The address of the plain HTTP server, which has no authentication: /healthz, /livez and /readyz.")
-	fs.IntVar(&c.Port, "insecure-port", c.Port, "The port of the plain HTTP server; 0 switches it off.")
-	fs.BoolVar(&c.Metrics, "insecure-metrics", c.Metrics, "Serve /metrics on --insecure-port.")
-}
-
-// Validate returns all problems, joined; each names its flag.
-func (c *InsecureConfig) Validate(secure SecureConfig) error {
-	var errs []error
-	if c.Port < 0 || c.Port > 65535 {
-		errs = append(errs, fmt.Errorf("--insecure-port: must be 0 to 65535, got %d", c.Port))
-	}
-	if c.Port != 0 && c.Port == secure.BindPort && c.BindAddress.Equal(secure.BindAddress) {
-		errs = append(errs, fmt.Errorf("--insecure-port: must not be the --secure-port, got %d for both", c.Port))
 	}
 	return errors.Join(errs...)
 }

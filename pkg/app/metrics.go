@@ -5,7 +5,6 @@ package app
 
 import (
 	"fmt"
-	"log"
 	"net/http"
 	"time"
 
@@ -15,9 +14,12 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/pkg/serving"
 )
 
 // metricsTimeout is how long the functions of metrics may take. Prometheus waits for 10 s by default.
@@ -45,7 +47,7 @@ func metricsHandler(m controllerMetrics) http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, m.host, inTime}, promhttp.HandlerOpts{
 		ProcessStartTime: legacyregistry.GetProcessStart(),
 		ErrorHandling:    promhttp.ContinueOnError,
-		ErrorLog:         log.New(serverLog{klog.Background()}, "", 0),
+		ErrorLog:         serving.ErrorLog(klog.Background()),
 	})
 }
 

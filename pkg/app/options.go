@@ -27,6 +27,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+	"github.com/quartermaster-dev/quartermaster/pkg/serving"
 )
 
 // Options is the whole configuration of the manager, one Config per component; the entry of a controller
@@ -37,9 +38,9 @@ type Options struct {
 	Client         ClientConfig
 	Election       election.Config
 	Informers      InformersConfig
-	Secure         SecureConfig
-	Insecure       InsecureConfig
-	Authentication AuthenticationConfig
+	Secure         serving.SecureConfig
+	Insecure       serving.InsecureConfig
+	Authentication serving.AuthenticationConfig
 	Metrics        *metrics.Options
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
@@ -93,8 +94,8 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			Burst:       100,
 		}},
 		Informers:   InformersConfig{Standby: standbyWarm},
-		Secure:      SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
-		Insecure:    InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
+		Secure:      serving.SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
+		Insecure:    serving.InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
 		Metrics:     metrics.NewOptions(),
 		Logs:        logsapi.NewLoggingConfiguration(),
 		FeatureGate: gate,

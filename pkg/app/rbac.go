@@ -20,6 +20,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/serving"
 )
 
 func newRBACCommand(o *Options) *cobra.Command {
@@ -121,8 +122,8 @@ func (o *Options) hostGrants(home string, grant func(name string, namespaces []s
 	}
 	if o.Secure.BindPort != 0 { // what the secure port needs to authenticate and authorize its callers
 		if !o.Authentication.SkipLookup {
-			grant("authentication-reader", []string{authenticationNamespace},
-				rule("", "configmaps", authenticationConfigMap, "list", "watch"))
+			grant("authentication-reader", []string{serving.AuthenticationNamespace},
+				rule("", "configmaps", serving.AuthenticationConfigMap, "list", "watch"))
 		}
 		grant("reviews", []string{metav1.NamespaceAll}, rule("authentication.k8s.io", "tokenreviews", "", "create"),
 			rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
@@ -21,6 +22,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/serving"
 )
 
 // watchdogTolerance is how long a leader may outlast its Lease before /livez fails. It is
@@ -44,7 +46,7 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	defer servers.stop()
+	defer servers.Stop()
 	defer p.cache.Shutdown() // a second call does nothing
 	if err := waitForAPIServer(ctx, p.clientConfigs.named("startup")); ctx.Err() != nil {
 		return nil // stopped before the API server was ready
@@ -70,7 +72,7 @@ type process struct {
 	caches        *informers.Caches
 	cache         *informers.ClusterCache // of the process's own cluster
 	controllers   hostedControllers
-	reviewer      *reviewer // nil without a secure port
+	reviewer      *serving.Reviewer // nil without a secure port
 	metrics       controllerMetrics
 	loopMetrics   *loopmetrics.Metrics
 }
@@ -127,18 +129,20 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	if o.Secure.BindPort != 0 {
-		p.reviewer, err = newReviewer(o, p.clientConfigs)
+		p.reviewer, err = serving.NewReviewer(o.Authentication, func(name string) *rest.Config {
+			return p.clientConfigs.builtIn(p.clientConfigs.named(name))
+		})
 	}
 	return p, err
 }
 
 // listen starts the servers, which answer probes from here on.
-func (p *process) listen(ctx context.Context) (*servers, error) {
+func (p *process) listen(ctx context.Context) (*serving.Servers, error) {
 	watchdog := healthz.LeaderWatchdog(watchdogTolerance, p.lock)
-	checks := health{
-		healthz: healthz.NewHandler("/healthz", watchdog),
-		livez:   healthz.NewHandler("/livez", watchdog),
-		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", p.checkSync),
+	checks := serving.Health{
+		Healthz: healthz.NewHandler("/healthz", watchdog),
+		Livez:   healthz.NewHandler("/livez", watchdog),
+		Readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", p.checkSync),
 			healthz.NamedCheck("lease-access", func(*http.Request) error { return p.lock.Problem() })),
 	}
 	informersStatus := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.caches.Status()) })
@@ -146,7 +150,7 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 		"/debug/leader": p.lock, "/debug/informers": informersStatus, "/debug/controllers/": p.controllers,
 	}
 	for _, c := range p.controllers {
-		if err := checks.healthz.Add(c.health); err != nil {
+		if err := checks.Healthz.Add(c.health); err != nil {
 			return nil, err
 		}
 		if c.handler != nil {
@@ -154,8 +158,14 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 		}
 	}
 	metricsPage := metricsHandler(p.metrics)
-	introspection := introspectionHandler(p.options, metricsPage, protected)
-	return startServers(ctx, p.options, checks, p.reviewer, introspection, metricsPage, p.witness)
+	pages := serving.Pages{
+		Health: checks, Metrics: metricsPage, Protected: introspectionHandler(p.options, metricsPage, protected),
+		Open: map[string]http.Handler{},
+	}
+	if p.witness != nil {
+		pages.Open[witness.Path] = p.witness
+	}
+	return serving.Start(ctx, p.options.Insecure, p.options.Secure, p.reviewer, pages)
 }
 
 // checkSync returns an error while the caches fill. A cold standby has no caches to wait for.

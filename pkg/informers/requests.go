@@ -24,10 +24,10 @@ import (
 // pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 const pageSize = 250
 
-// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole, and silenceTimeout how long a watch goes on after the time that it
-// asked for, and how long a streamed list may bring nothing. An API server answers sooner; a proxy before it
-// may keep a connection open that leads nowhere, and a server that ignores that a list is to be streamed does
-// not say that the objects were all.
+// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole. silenceTimeout limits how
+// long a watch goes on after the time that it asked for, and how long a streamed list may bring nothing. An
+// API server answers sooner; a proxy before it may keep a connection open that leads nowhere, and a server
+// that ignores that a list is to be streamed does not say that the objects were all.
 const (
 	pageTimeout    = 2 * time.Minute
 	wholeTimeout   = 10 * time.Minute

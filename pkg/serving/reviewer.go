@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package serving
 
 import (
 	"context"
@@ -32,8 +32,8 @@ import (
 
 // In this ConfigMap, kube-apiserver publishes the CAs of client certificates and of front proxies.
 const (
-	authenticationNamespace = "kube-system"
-	authenticationConfigMap = "extension-apiserver-authentication"
+	AuthenticationNamespace = "kube-system"
+	AuthenticationConfigMap = "extension-apiserver-authentication"
 )
 
 // reviewTimeout is how long one TokenReview or SubjectAccessReview may take.
@@ -51,16 +51,16 @@ type AuthenticationConfig struct {
 // AddFlags adds the flags to fs.
 func (c *AuthenticationConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.SkipLookup, "authentication-skip-lookup", c.SkipLookup, ""+
-		"Do not look up in the cluster (ConfigMap "+authenticationConfigMap+") the CAs of client certificates and of front proxies.")
+		"Do not look up in the cluster (ConfigMap "+AuthenticationConfigMap+") the CAs of client certificates and of front proxies.")
 	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile, ""+
 		"The CAs of client certificates, whose common name is the user. The file is read again when it changes. "+
 		"Default: the CAs of the cluster.")
 }
 
-// reviewer delegates authentication and authorization to the API server. It can be built while the API
+// Reviewer delegates authentication and authorization to the API server. It can be built while the API
 // server is away, so that probes are answered from the start: the CAs arrive with the first watch
 // and follow every rotation.
-type reviewer struct {
+type Reviewer struct {
 	authenticator authenticator.Request
 	authorizer    authorizer.Authorizer
 	// clientCA has the CAs of users and of front proxies; nil if there are none.
@@ -69,12 +69,14 @@ type reviewer struct {
 	headers *headerrequest.RequestHeaderAuthRequestController
 }
 
-func newReviewer(o *Options, c clientConfigs) (*reviewer, error) {
-	client, err := c.typed(reviewConfig(c, "authentication"))
+// NewReviewer returns a Reviewer. connection returns a new configuration of a client of the built-in types,
+// with a user agent that ends in name.
+func NewReviewer(cfg AuthenticationConfig, connection func(name string) *rest.Config) (*Reviewer, error) {
+	client, err := kubernetes.NewForConfig(withOwnLimit(connection("authentication")))
 	if err != nil {
 		return nil, err
 	}
-	a := &reviewer{}
+	a := &Reviewer{}
 	// kube-apiserver's values.
 	backoff := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
 	authentication := authenticatorfactory.DelegatingAuthenticatorConfig{
@@ -84,23 +86,23 @@ func newReviewer(o *Options, c clientConfigs) (*reviewer, error) {
 		WebhookRetryBackoff:      backoff,
 		CacheTTL:                 reviewTTL,
 	}
-	if file := o.Authentication.ClientCAFile; file != "" {
+	if file := cfg.ClientCAFile; file != "" {
 		ca, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca-file", file)
 		if err != nil {
 			return nil, fmt.Errorf("--client-ca-file: %w", err)
 		}
 		authentication.ClientCertificateCAContentProvider, a.clientCA = ca, ca
 	}
-	if !o.Authentication.SkipLookup {
+	if !cfg.SkipLookup {
 		if err := a.lookUp(client, &authentication); err != nil {
-			return nil, fmt.Errorf("ConfigMap %s: %w", authenticationConfigMap, err)
+			return nil, fmt.Errorf("ConfigMap %s: %w", AuthenticationConfigMap, err)
 		}
 	}
 	if a.authenticator, _, err = authentication.New(); err != nil {
 		return nil, fmt.Errorf("delegated authentication: %w", err)
 	}
 
-	config := reviewConfig(c, "authorization")
+	config := withOwnLimit(connection("authorization"))
 	config.Timeout = reviewTimeout
 	reviews, err := authorizationclient.NewForConfig(config)
 	if err != nil {
@@ -124,9 +126,8 @@ func newReviewer(o *Options, c clientConfigs) (*reviewer, error) {
 	return a, err
 }
 
-// reviewConfig returns the configuration of a client that asks about callers of the secure port.
-func reviewConfig(c clientConfigs, name string) *rest.Config {
-	config := c.named(name)
+// withOwnLimit sets the limit of a client that asks about callers of the secure port.
+func withOwnLimit(config *rest.Config) *rest.Config {
 	// A person or a scraper waits for each review, so reviews do not share the limit of other requests.
 	// Every caller of the port causes reviews, so reviews have a limit of their own, kube-apiserver's.
 	config.QPS, config.Burst, config.RateLimiter = 200, 400, nil
@@ -135,9 +136,9 @@ func reviewConfig(c clientConfigs, name string) *rest.Config {
 
 // lookUp makes the authenticator trust the front proxies that the cluster publishes and, unless
 // --client-ca-file names other CAs, the cluster's client certificates. Both follow every change.
-func (a *reviewer) lookUp(client kubernetes.Interface, config *authenticatorfactory.DelegatingAuthenticatorConfig) error {
+func (a *Reviewer) lookUp(client kubernetes.Interface, config *authenticatorfactory.DelegatingAuthenticatorConfig) error {
 	published := func(key string) (*dynamiccertificates.ConfigMapCAController, error) {
-		return dynamiccertificates.NewDynamicCAFromConfigMapController(key, authenticationNamespace, authenticationConfigMap, key, client)
+		return dynamiccertificates.NewDynamicCAFromConfigMapController(key, AuthenticationNamespace, AuthenticationConfigMap, key, client)
 	}
 	proxies, err := published("requestheader-client-ca-file")
 	if err != nil {
@@ -151,7 +152,7 @@ func (a *reviewer) lookUp(client kubernetes.Interface, config *authenticatorfact
 		config.ClientCertificateCAContentProvider, a.clientCA = ca, ca
 	}
 	a.clientCA = dynamiccertificates.NewUnionCAContentProvider(a.clientCA, proxies)
-	a.headers = headerrequest.NewRequestHeaderAuthRequestController(authenticationConfigMap, authenticationNamespace, client,
+	a.headers = headerrequest.NewRequestHeaderAuthRequestController(AuthenticationConfigMap, AuthenticationNamespace, client,
 		"requestheader-username-headers", "requestheader-uid-headers", "requestheader-group-headers",
 		"requestheader-extra-headers-prefix", "requestheader-allowed-names")
 	config.RequestHeaderConfig = &authenticatorfactory.RequestHeaderConfig{
@@ -167,14 +168,14 @@ func (a *reviewer) lookUp(client kubernetes.Interface, config *authenticatorfact
 
 // run keeps the cluster's headers of front proxies up to date until ctx ends. The TLS server keeps the
 // CAs up to date.
-func (a *reviewer) run(ctx context.Context) {
+func (a *Reviewer) run(ctx context.Context) {
 	if a.headers != nil {
 		a.headers.Run(ctx, 1)
 	}
 }
 
 // protect passes a request to next if its caller is allowed to see the path.
-func (a *reviewer) protect(next http.Handler) http.Handler {
+func (a *Reviewer) protect(next http.Handler) http.Handler {
 	next = genericapifilters.WithAuthorization(withoutBodyTimeout(next), authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
 	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
 	return genericapifilters.WithRequestInfo(next, &apirequest.RequestInfoFactory{})
@@ -182,7 +183,7 @@ func (a *reviewer) protect(next http.Handler) http.Handler {
 
 // authorize decides as the authorizer does, with another error: the caller sees the error, and must not learn
 // from it where the API server is.
-func (a *reviewer) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+func (a *Reviewer) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot authorize a request", "path", attributes.GetPath(), "err", err)
