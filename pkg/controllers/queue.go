@@ -79,10 +79,11 @@ type queueItem[K comparable] struct {
 	lane         lane   // laneReplay if it was not due in laneChanges
 	returnTenant string // in whose turn it comes back
 
-	failures int       // how often in a row reconcile has failed for it
-	returnAt time.Time // when it comes back; zero if it is not delayed
-	delaySeq uint64    // tells keys apart that come back at the same time
-	parked   bool      // it comes back when this replica leads
+	failures   int       // how often in a row reconcile has failed for it
+	returnAt   time.Time // when it comes back; zero if it is not delayed
+	backingOff bool      // returnAt is a back-off, which ends with a success
+	delaySeq   uint64    // tells keys apart that come back at the same time
+	parked     bool      // it comes back when this replica leads
 }
 
 func (item *queueItem[K]) isDue() bool { return item.due != [2]position{} }
@@ -293,9 +294,12 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 		q.failing += min(failures, 1) - min(item.failures, 1)
 		item.failures = failures
 	}
+	if failures == 0 && item.backingOff {
+		q.endDelay(item)
+	}
 	if after > 0 {
 		q.metrics.Retries.Inc()
-		q.delayUntil(item, time.Now().Add(after))
+		q.delayUntil(item, time.Now().Add(after), failures > 0)
 	}
 	switch {
 	case item.isDue():
@@ -309,19 +313,25 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 }
 
 // delayUntil lets a key come back at a time, or earlier if that was decided before. The caller holds mu.
-func (q *queue[K]) delayUntil(item *queueItem[K], at time.Time) {
+func (q *queue[K]) delayUntil(item *queueItem[K], at time.Time, backingOff bool) {
 	if !item.returnAt.IsZero() {
 		if !at.Before(item.returnAt) {
 			return
 		}
-		q.delayed.Delete(item)
+		q.endDelay(item)
 	}
 	q.lastDelaySeq++
-	item.returnAt, item.delaySeq = at, q.lastDelaySeq
+	item.returnAt, item.backingOff, item.delaySeq = at, backingOff, q.lastDelaySeq
 	q.delayed.ReplaceOrInsert(item)
 	if first, _ := q.delayed.Min(); first == item {
 		q.timer.Reset(time.Until(at))
 	}
+}
+
+// endDelay ends the delay of a key. The caller holds mu.
+func (q *queue[K]) endDelay(item *queueItem[K]) {
+	q.delayed.Delete(item)
+	item.returnAt, item.backingOff = time.Time{}, false
 }
 
 // endDelays makes the keys due whose delay has passed.
@@ -337,8 +347,7 @@ func (q *queue[K]) endDelays() {
 			q.timer.Reset(left)
 			return
 		}
-		q.delayed.Delete(item)
-		item.returnAt = time.Time{}
+		q.endDelay(item)
 		q.makeDue(item, laneChanges, item.returnTenant)
 	}
 }

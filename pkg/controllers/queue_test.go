@@ -4,7 +4,6 @@
 package controllers
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -123,6 +122,13 @@ type modelKey struct {
 	busy     bool   // it is being reconciled, and not taken before that has ended
 	failures int
 	backAt   int // 0 if it is not delayed
+	backOff  bool
+}
+
+func (k *modelKey) succeed(ok bool) {
+	if ok && k.backOff {
+		k.backAt, k.backOff = 0, false
+	}
 }
 
 func (m *model) add(key string, ln lane, turn string) {
@@ -200,7 +206,7 @@ func (m *model) pass(q *queue[string]) {
 	q.endDelays()
 	for _, it := range delayed { // in their order
 		if k := m.keys[it.key]; k.backAt == m.now {
-			k.backAt = 0
+			k.backAt, k.backOff = 0, false
 			m.add(it.key, laneChanges, k.back)
 		}
 	}
@@ -241,8 +247,9 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			if failures < k.failures || k.backAt == 0 {
 				k.failures = failures
 			}
-			if after > 0 {
-				k.backAt = min(cmp.Or(k.backAt, m.now+after), m.now+after)
+			k.succeed(failures == 0)
+			if at := m.now + after; after > 0 && (k.backAt == 0 || at < k.backAt) {
+				k.backAt, k.backOff = at, failures > 0
 			}
 			if m.parked == "" && some("park", 2) > 0 && q.park(taken[key], leading) {
 				m.parked = key
@@ -281,6 +288,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			for _, it := range taken {
 				q.done(it, 0, 0)
 				m.keys[it.key].busy, m.keys[it.key].failures = false, 0
+				m.keys[it.key].succeed(true)
 			}
 			clear(taken)
 		}

@@ -35,14 +35,9 @@ type feed struct {
 	discover func(context.Context) error
 	silent   atomic.Bool // the last streamed list ended by silence
 
-	// The goroutine of run uses the fields below. So does ListWithContext, in another goroutine, for which the
-	// reflector waits unless ctx ends.
-
-	attempt     attempt
-	cancelWatch context.CancelFunc // ends the context of the last watch; nil before the first
-	silence     *time.Timer        // of the last streamed list: ends the list after silenceTimeout without an object
-	// freeSlot gives the slot of the present list back. A second call does nothing.
-	freeSlot func()
+	// The goroutine of run uses attempt. So does ListWithContext, in another goroutine, for which the reflector
+	// waits unless ctx ends.
+	attempt attempt
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -55,7 +50,7 @@ func (f *feed) run(ctx context.Context) {
 	reflector := cache.NewReflectorWithOptions(requests, nil, f,
 		cache.ReflectorOptions{Name: f.state.name, TypeDescription: f.state.name})
 	delay := backoff
-	for f.takeListSlot(ctx) {
+	for f.begin(ctx) {
 		err := f.listAndWatch(ctx, reflector)
 		complete := !f.attempt.listed.IsZero()
 		if complete && time.Since(f.attempt.listed) > failingAfter {
@@ -77,28 +72,18 @@ func (f *feed) run(ctx context.Context) {
 
 // listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
 func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
-	f.attempt = attempt{}
 	err := reflector.ListAndWatchWithContext(ctx)
-	f.endWatch()
-	f.giveListSlotBack()
+	f.attempt.endWatch()
+	f.attempt.endList()
 	if errors.Is(err, errBrief) {
 		return nil
 	}
 	return err
 }
 
-// endWatch releases what the last watch holds; the reflector has stopped it.
-func (f *feed) endWatch() {
-	if f.cancelWatch != nil {
-		f.cancelWatch()
-	}
-	if f.silence != nil {
-		f.silence.Stop()
-	}
-}
-
-// takeListSlot waits for a slot in listSlots, if it is set. It returns false if ctx ends.
-func (f *feed) takeListSlot(ctx context.Context) bool {
+// begin begins an attempt. It waits for a slot in listSlots, if that is set, and returns false if ctx ends.
+func (f *feed) begin(ctx context.Context) bool {
+	f.attempt = attempt{}
 	if f.listSlots == nil || ctx.Err() != nil {
 		return ctx.Err() == nil
 	}
@@ -109,15 +94,8 @@ func (f *feed) takeListSlot(ctx context.Context) bool {
 	}
 	free := sync.OnceFunc(func() { <-f.listSlots })
 	timer := time.AfterFunc(listSlotTimeout, free)
-	f.freeSlot = func() { timer.Stop(); free() }
+	f.attempt.freeSlot = func() { timer.Stop(); free() }
 	return true
-}
-
-// giveListSlotBack lets the next list begin, since this one has been read or has failed.
-func (f *feed) giveListSlotBack() {
-	if f.freeSlot != nil {
-		f.freeSlot()
-	}
 }
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
@@ -143,8 +121,8 @@ func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
 
 // reduce calls the informer's reduce for an object of a list.
 func (f *feed) reduce(obj any) (any, error) {
-	if f.silence != nil {
-		f.silence.Reset(silenceTimeout)
+	if f.attempt.silence != nil {
+		f.attempt.silence.Reset(silenceTimeout)
 	}
 	return f.informer.reduce(obj)
 }
@@ -175,10 +153,6 @@ func (f *feed) Bookmark(version string) error {
 
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
-	f.giveListSlotBack()
-	if f.silence != nil {
-		f.silence.Stop()
-	}
 	f.attempt.complete(time.Now())
 	if err := f.informer.replace(f, list); err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -318,46 +317,33 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 	})
 }
 
-// TestNamespaceRefusedForAMomentIsWaitedFor has two namespaces, of which an API server that has just started
-// refuses one. If that is still refused a moment later, it is not waited for.
-func TestNamespaceRefusedForAMomentIsWaitedFor(t *testing.T) {
+// TestNamespaceIsWaitedForAtTheStart has two namespaces, b of which is in trouble.
+func TestNamespaceIsWaitedForAtTheStart(t *testing.T) {
+	refuse := func(times int) func(int) error {
+		return func(request int) error { return map[bool]error{true: forbidden}[request <= times] }
+	}
+	slow := func(takes time.Duration) func(int) error {
+		return func(request int) error { <-time.After(map[int]time.Duration{1: takes}[request]); return nil }
+	}
 	for name, tc := range map[string]struct {
-		refusals int
-		want     []string
+		answer func(request int) error
+		want   []string
+		waits  time.Duration // at most
 	}{
-		"for a moment":             {2, []string{"a/x", "b/x"}}, // a streamed list, and pages
-		"and still a moment later": {1000, []string{"a/x"}},
+		"refused for a moment":               {refuse(2), []string{"a/x", "b/x"}, 5 * time.Second}, // a streamed list, and pages
+		"refused, and still a moment later":  {refuse(1000), []string{"a/x"}, 5 * time.Second},
+		"slow, until it has been read":       {slow(firstListWait * 2 / 3), []string{"a/x", "b/x"}, firstListWait * 2 / 3},
+		"slow, and not for longer than this": {slow(firstListWait * 2), []string{"a/x"}, firstListWait},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
-			a, b := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"))
-			begun, refusals := time.Now(), 0
-			b.failWith(func(string) error {
-				if refusals++; refusals <= tc.refusals {
-					return forbidden
-				}
-				return nil
-			})
-			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
+			b, requests, begun := newCluster(in("b", "x", "1")), 0, time.Now()
+			b.failWith(func(string) error { requests++; return tc.answer(requests) })
+			f := inNamespaces(t, map[string]*cluster{"a": newCluster(in("a", "x", "1")), "b": b})
 			startSynced(t, f)
 			wantNames(t, f, tc.want...)
-			if waited := time.Since(begun); waited > 5*time.Second {
+			if waited := time.Since(begun); waited > tc.waits {
 				t.Errorf("waited %v", waited)
 			}
-		})
-	}
-}
-
-func TestNamespaceWhoseListIsSlowIsWaitedFor(t *testing.T) {
-	for name, tc := range map[string]struct{ takes, waits time.Duration }{
-		"until it has been read":   {firstListWait * 2 / 3, firstListWait * 2 / 3},
-		"for a moment at the most": {firstListWait * 2, firstListWait},
-	} {
-		subtest.InBubble(t, name, func(t *testing.T) {
-			b, slow := newCluster(in("b", "x", "1")), sync.OnceFunc(func() { <-time.After(tc.takes) })
-			b.failWith(func(string) error { slow(); return nil })
-			f, begun := inNamespaces(t, map[string]*cluster{"a": newCluster(in("a", "x", "1")), "b": b}), time.Now()
-			startSynced(t, f)
-			assert.Equal(t, "the time that it took", tc.waits, time.Since(begun))
 			pass(10 * time.Minute) // until the list has ended
 		})
 	}

@@ -34,48 +34,6 @@ const (
 	silenceTimeout = 30 * time.Second
 )
 
-// attempt is the state of one call of the reflector's ListAndWatchWithContext. WatchWithContext tells the
-// reflector by its error what to do next:
-//
-//	asked for          error                      the reflector
-//	a streamed list    429, connection refused    waits without ctx, and asks again: it never gets these
-//	a streamed list    410                        asks again at once: it never gets this
-//	a streamed list    any other, errBrief        asks ListWithContext for pages
-//	                   429 in its events          waits without ctx, and asks again
-//	a watch            429, connection refused    waits, and asks again
-//	a watch            any other, errBrief        returns the error to run
-type attempt struct {
-	listed  time.Time // when the list was complete; zero before
-	opened  time.Time // when the last watch or streamed list began; zero after a complete list
-	streams int       // how many streamed lists have begun
-	// throttled is the error of a streamed list for which the API server was too busy, for ListWithContext.
-	throttled error
-}
-
-// errBrief is for an attempt that must not go on as it is.
-var errBrief = errors.New("the last watch ended within a second, or the list cannot be streamed")
-
-// maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
-// list is read in pages. The reflector would stream it again for ever.
-const maxStreams = 2
-
-// isBrief reports whether the request must not be made now: the last one lasted less than a second, after
-// which the reflector does not wait if there was an event, or maxStreams lists have broken.
-func (a *attempt) isBrief(now time.Time, streamed bool) bool {
-	return now.Sub(a.opened) < time.Second || streamed && a.streams == maxStreams
-}
-
-// begin notes that a watch or a streamed list has begun.
-func (a *attempt) begin(now time.Time, streamed bool) {
-	a.opened = now
-	if streamed {
-		a.streams++
-	}
-}
-
-// complete notes that the list is complete.
-func (a *attempt) complete(now time.Time) { a.listed, a.opened = now, time.Time{} }
-
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -147,20 +105,20 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	if f.attempt.isBrief(time.Now(), streamed) || streamed && f.silent.Load() {
 		return nil, errBrief
 	}
-	f.endWatch()
+	f.attempt.endWatch()
 	f.silent.Store(false)
 	timeout := time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second + silenceTimeout
 	watchCtx, cancel := context.WithTimeout(ctx, timeout)
-	f.cancelWatch = cancel
+	f.attempt.cancelWatch = cancel
 	w, err := f.source.watch(watchCtx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
 	if err == nil && streamed {
-		f.silence = time.AfterFunc(silenceTimeout, func() { f.silent.Store(true); cancel() })
+		f.attempt.silence = time.AfterFunc(silenceTimeout, func() { f.silent.Store(true); cancel() })
 	}
 	if err == nil {
-		f.attempt.begin(time.Now(), streamed)
+		f.attempt.watched(time.Now(), streamed)
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
