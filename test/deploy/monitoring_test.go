@@ -186,8 +186,14 @@ func TestAlertsAreExplained(t *testing.T) {
 			if n := len(a.For); n > 0 {
 				delay = "after " + a.For[:n-1] + map[string]string{"s": " s", "m": " min", "h": " h"}[a.For[n-1:]]
 			}
-			if begin := "\n## " + a.Alert + "\n\n" + severity + ", " + delay + ".\n"; !strings.Contains(string(runbook), begin) {
+			begin := "\n## " + a.Alert + "\n\n" + severity + ", " + delay + ". **"
+			_, urgency, found := strings.Cut(string(runbook), begin)
+			if !found {
 				t.Errorf("docs/operate/alerts.md has no section that begins with %q", begin)
+			}
+			canWait := severity == "Warning" && (strings.HasPrefix(urgency, "Can wait.**\n") || strings.HasPrefix(urgency, "Can wait**, unless "))
+			if found && !canWait && !strings.HasPrefix(urgency, "Act now.**\n") {
+				t.Errorf("docs/operate/alerts.md does not say whether %s can wait", a.Alert)
 			}
 		}
 	}
