@@ -98,7 +98,8 @@ func NewLoop[K comparable](
 
 // Watch adds a watch to a loop that exists already, for instance of a resource that was found at run time.
 // The loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and
-// then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
+// then each change. remove ends the watch, and does not wait: a mapping that has begun goes on. What Run of a
+// controller has added it must remove before it returns, since the host stops the informer then.
 // Watch returns an error for a watch that NewLoop would refuse, and after Close.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	if watch.mistake != nil {

@@ -26,13 +26,13 @@
 //
 // Where to look:
 //
-//	need.go, plan.go                           what controllers need, and what one informer serves
-//	clustercache.go, follow.go, view.go        the informers of a cluster, and how controllers get them
-//	source.go, decode.go, anyversion.go        how a resource is asked for and decoded
-//	feed.go, attempt.go, requests.go, firstlists.go   lists and watches of one informer
-//	reduce.go, object.go, history.go           what is kept of an object
-//	informer.go, store.go, badobjects.go       the cached objects, and the calls for each change
-//	state.go, failures.go, status.go, metrics.go   what the requests came to
+//	need.go, plan.go                                 what controllers need, and what one informer serves
+//	clustercache.go, follow.go, view.go              the informers of a cluster, and how controllers get them
+//	source.go, decode.go, anyversion.go              how a resource is asked for and decoded
+//	feed.go, attempt.go, requests.go, firstlists.go  lists and watches of one informer
+//	reduce.go, object.go, history.go                 what is kept of an object
+//	informer.go, store.go, badobjects.go             the cached objects, and the calls for each change
+//	state.go, failures.go, status.go, metrics.go     what the requests came to
 //
 // The informers run on the leader and on a warm standby.
 package informers
