@@ -33,8 +33,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // List show it, and of one change after the other.
 type memory struct {
 	synced   chan struct{}
-	listed   func()                      // is called after each list, if it is set
-	unlisted func(namespace string) bool // if it is set
+	listed   func()                 // is called after each list, if it is set
+	unlisted func(name string) bool // if it is set: of a namespace, and of an object that is left out
 
 	mu       sync.Mutex
 	version  int
@@ -156,7 +156,8 @@ func (m *memory) mapped(
 	return newWatch(m, true, keys, only)
 }
 
-func (m *memory) Unlisted(namespace string) bool { return m.unlisted != nil && m.unlisted(namespace) }
+func (m *memory) Unlisted(namespace string) bool     { return m.unlisted != nil && m.unlisted(namespace) }
+func (m *memory) LeftOut(name cache.ObjectName) bool { return m.Unlisted(name.String()) }
 
 // fixture is a loop over ConfigMaps, in a bubble of fake time. Their informer has synced before, as on a warm
 // standby. A name without a namespace is of the namespace shop.

@@ -308,11 +308,10 @@ func TestGenerationChangedLeavesOutStatusChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, "kept with the Go type", tc.kept, GenerationChanged(tc.event))
 			var untyped Event[metav1.Object]
-			if tc.event.Old != nil {
-				untyped.Old = tc.event.Old
-			}
-			if tc.event.New != nil {
-				untyped.New = tc.event.New
+			for from, to := range map[*appsv1.Deployment]*metav1.Object{tc.event.Old: &untyped.Old, tc.event.New: &untyped.New} {
+				if from != nil {
+					*to = from
+				}
 			}
 			assert.Equal(t, "kept with the interface", tc.kept, GenerationChanged(untyped))
 		})

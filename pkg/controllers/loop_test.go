@@ -201,13 +201,20 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 	}
 }
 
-func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
-	for name, waitFor := range map[string]bool{"one for which the loop waits": true, "that of an added watch": false} {
+func TestKeyWaitsWhileACacheLacksIt(t *testing.T) {
+	for name, tc := range map[string]struct {
+		waitFor bool
+		lacks   string
+	}{
+		"a namespace, and the loop waits for the cache": {true, "team"},
+		"a namespace, in the cache of an added watch":   {false, "team"},
+		"an object that does not fit its Go type":       {true, "team/b"},
+	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			f, other, later := newFixture(t, "a", "team/b"), newMemory("1"), newMemory("1")
-			other.unlisted = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
+			other.unlisted = func(namespace string) bool { return namespace == tc.lacks && time.Since(f.begun) < time.Hour }
 			later.unlisted, later.synced = func(string) bool { return true }, make(chan struct{}) // nobody waits for it
-			if waitFor {
+			if tc.waitFor {
 				f.opts.WaitFor = []Awaited{other}
 			}
 			f.build(f.configMaps.self())
@@ -218,7 +225,7 @@ func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
 			f.run()
 			pass(time.Hour - time.Second)
 			f.expect("a")
-			pass(unlistedRetry)
+			pass(lackingRetry)
 			f.expect("b")
 		})
 	}

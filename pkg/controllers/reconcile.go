@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/errtree"
@@ -26,8 +27,8 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if item == nil || ctx.Err() != nil || lifetime.FromContext(ctx).Run.Err() != nil {
 		return false
 	}
-	if l.unlisted(item.tenant) {
-		l.queue.done(item, unlistedRetry, item.failures)
+	if l.isLacking(item) {
+		l.queue.done(item, lackingRetry, item.failures)
 		return true
 	}
 	o := l.reconcileOnce(reconciling{Draining(work), item.lane}.addTo(work), item.key, item.failures)
@@ -64,17 +65,18 @@ func reconcilingFrom(ctx context.Context) reconciling {
 	return r
 }
 
-// unlistedRetry is the delay before a key is taken again whose namespace a cache has not listed.
-const unlistedRetry = 10 * time.Second
+// lackingRetry is the delay before a key is taken again of which a cache lacks what the API server has.
+const lackingRetry = 10 * time.Second
 
-// unlisted reports whether a cache for which Run has waited, or that of an added watch once it has synced,
-// knows nothing of a namespace: to a reconcile, the objects there would seem to be gone.
-func (l *Loop[K]) unlisted(namespace string) bool {
-	unlisted := func(c Awaited) bool { return c.Unlisted(namespace) }
-	return slices.ContainsFunc(l.awaited, unlisted) || slices.ContainsFunc(l.addedWatches(), func(m *mapper[K]) bool {
+// isLacking reports whether a cache for which Run has waited, or that of an added watch once it has synced, lacks
+// the namespace of a key, or the object with the key's name: to a reconcile, they would seem to be gone.
+func (l *Loop[K]) isLacking(item *queueItem[K]) bool {
+	name, named := any(item.key).(cache.ObjectName)
+	lacks := func(c Awaited) bool { return c.Unlisted(item.tenant) || named && c.LeftOut(name) }
+	return slices.ContainsFunc(l.awaited, lacks) || slices.ContainsFunc(l.addedWatches(), func(m *mapper[K]) bool {
 		select {
 		case <-m.watch.cache.Synced():
-			return unlisted(m.watch.cache)
+			return lacks(m.watch.cache)
 		default:
 			return false
 		}

@@ -35,6 +35,8 @@ type Awaited interface {
 	Synced() <-chan struct{}
 	// Unlisted reports whether the cache knows nothing of a namespace, although it has synced.
 	Unlisted(namespace string) bool
+	// LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type.
+	LeftOut(name cache.ObjectName) bool
 }
 
 // watchable is what a watch asks of an [informers.Informer].

@@ -145,6 +145,13 @@ func (b *badObjects) forgetGone(isGone func(cache.ObjectName) bool) {
 	maps.DeleteFunc(b.misfits, func(object cache.ObjectName, _ struct{}) bool { return isGone(object) })
 }
 
+func (b *badObjects) isMisfit(object cache.ObjectName) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, found := b.misfits[object]
+	return found
+}
+
 // countMisfits returns how many objects do not fit their Go type.
 func (b *badObjects) countMisfits() int {
 	b.mu.Lock()

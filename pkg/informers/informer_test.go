@@ -542,7 +542,7 @@ func testMisfit(t *testing.T, need Need, misfit func(metav1.ObjectMeta) any) {
 	check := func(misfits int, want ...string) {
 		t.Helper()
 		assert.Equal(t, "cached", want, names(owner))
-		assert.Equal(t, "misfits", misfits, i.bad.countMisfits())
+		assert.Equal(t, "misfits, and whether x and z are left out", []any{misfits, false, !slices.Contains(want, "shop/z")}, []any{i.bad.countMisfits(), i.LeftOut(cache.NewObjectName("shop", "x")), i.LeftOut(cache.NewObjectName("shop", "z"))})
 		assert.NoError(t, errors.Join(owner.Problem("a"), owner.Problem("b")))
 	}
 	fits := func(name string) any {
