@@ -18,7 +18,7 @@ import (
 
 var (
 	// errorInCode is the text of a line of the log with the level Error.
-	errorInCode = regexp.MustCompile(`(?:[lL]ogger(?:\(\))?|klog\.[A-Za-z]+\([a-z]*\))\.Error\(\s*[A-Za-z.]+,\s*"([A-Z][^"]*)"`)
+	errorInCode = regexp.MustCompile(`(?:[lL]ogger(?:\(\))?|klog\.[A-Za-z]+\([a-z]*\))\.Error\(\s*[A-Za-z.()]+,\s*"([A-Z][^"]*)"`)
 	// errorInPage is such a text, or its beginning, as a page quotes it.
 	errorInPage = regexp.MustCompile(`(^|[^*])\*([A-Za-z][^*]+)\*($|[^*])`)
 )
