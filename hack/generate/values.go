@@ -299,7 +299,7 @@ func tableRows(table *bytes.Buffer, path string, mapping *yaml.Node) error {
 				return err
 			}
 			cell := "`" + string(initial) + "`"
-			if len(cell) > 60 || value.Kind == yaml.MappingNode && len(value.Content) > 0 {
+			if value.Kind == yaml.MappingNode && len(value.Content) > 0 {
 				cell = "see values.yaml"
 			}
 			fmt.Fprintf(table, "| `%s` | %s | %s |\n", name, cell, strings.ReplaceAll(strings.Join(lines, " "), "|", `\|`))
