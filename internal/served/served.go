@@ -40,7 +40,7 @@ func (d *Discovery) Resources(ctx context.Context, version schema.GroupVersion) 
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	list, err := d.client.ServerResourcesForGroupVersionWithContext(ctx, version.String())
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || err == nil && len(list.APIResources) == 0 { // client-go's answer to a 404 for v1
 		_, err = d.groups(ctx)
 		return nil, err
 	}

@@ -79,13 +79,13 @@ type process struct {
 
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are
 // sent until ctx ends.
-func build(ctx context.Context, o *Options) (p *process, err error) {
+func build(ctx context.Context, o *Options) (_ *process, err error) {
 	required, err := o.collectRequirements()
 	if err != nil {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{
+	p := &process{
 		options: o, scheme: required.cache.Scheme,
 		metrics: controllerMetrics{metrics.NewKubeRegistry(), registry}, loopMetrics: loopmetrics.New(registry),
 	}
@@ -95,15 +95,14 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.events, err = startEvents(ctx, p.clientConfigs, p.scheme); err != nil {
 		return nil, err
 	}
-	built := p // p is nil when build has failed
 	defer func() {
 		if err == nil {
 			return
 		}
-		if built.cache != nil {
-			built.cache.Shutdown()
+		if p.cache != nil {
+			p.cache.Shutdown()
 		}
-		built.events.stop(eventsFlushTimeout)
+		p.events.stop(eventsFlushTimeout)
 	}()
 	identity, err := newIdentity(o.Settings().Pod.Name)
 	if err != nil {

@@ -169,8 +169,16 @@ func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (st
 	term := lifetime.FromContext(ctx)
 	term.Run = ctx               // by which loops in other clusters learn of the drain
 	ended := make(chan error, 2) // the first error counts, even if stop is called late
-	go func() { ended <- h.run(term.AddTo(ctx)) }()
+	var drained atomic.Bool
+	go func() {
+		err := h.run(term.AddTo(ctx))
+		drained.Store(true)
+		ended <- err
+	}()
 	giveUp := func() {
+		if drained.Load() {
+			return
+		}
 		err := fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout)
 		ended <- errors.Join(err, h.unfinished(time.Now()))
 	}

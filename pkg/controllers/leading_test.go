@@ -233,18 +233,21 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 }
 
 func TestLoopTakesKeysFromOutside(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t)
-		f.build()
-		f.loop.Enqueue(keyOf("too-early"))
-		f.run()
-		f.loop.Enqueue(keyOf("one"), keyOf("two"))
-		synctest.Wait()
-		f.end()
-		f.loop.Enqueue(keyOf("too-late"))
-		synctest.Wait()
-		f.expect("one", "two")
-	})
+	for cluster, want := range map[string][]string{"": {"one", "two"}, "far": {"early", "one", "two"}} {
+		subtest.InBubble(t, "cluster "+cluster, func(t *testing.T) {
+			f := newFixture(t)
+			f.opts.Cluster = cluster
+			f.build()
+			f.loop.Enqueue(keyOf("early"))
+			f.run()
+			f.loop.Enqueue(keyOf("one"), keyOf("two"))
+			synctest.Wait()
+			f.end()
+			f.loop.Enqueue(keyOf("too-late"))
+			synctest.Wait()
+			f.expect(want...)
+		})
+	}
 }
 
 func owned(apiVersion, kind, name string, controller bool) *appsv1.Deployment {

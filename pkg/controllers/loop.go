@@ -86,6 +86,9 @@ func NewLoop[K comparable](
 			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
 	l.queue.metrics = opts.Metrics.Queue(opts.labels()) // since AddLoop, no other loop can remove these series
+	if opts.Cluster != "" {
+		l.queue.open() // such a loop never stands by, so what Enqueue adds before Run is wanted
+	}
 	mappers := make([]*mapper[K], len(watches))
 	for i, w := range watches {
 		mappers[i] = newMapper(l, w) // without mu: an index function that hangs must not hang the status
@@ -137,6 +140,7 @@ func (l *Loop[K]) Close() {
 	if closed { // the next loop of the name has metrics of the same labels
 		return
 	}
+	l.queue.close()
 	l.opts.Metrics.RemoveLoop(l.opts.labels())
 	for _, m := range slices.Concat(l.mappers, l.addedWatches()) {
 		m.remove()
@@ -145,9 +149,9 @@ func (l *Loop[K]) Close() {
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
 // and for the handlers of informers that are followed after NewLoop.
-// While the loop is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is
-// enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
-// block.
+// While the loop is not running, Enqueue drops the keys, as the loop drops events, except before the first Run
+// of a loop for another cluster. What must not be missed is enqueued again when Run begins, by a watch or by
+// the caller. Enqueue may be called at any time and does not block.
 func (l *Loop[K]) Enqueue(keys ...K) { l.enqueue(laneChanges, keys) }
 
 func (l *Loop[K]) enqueue(ln lane, keys []K) {

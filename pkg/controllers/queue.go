@@ -79,11 +79,12 @@ type queueItem[K comparable] struct {
 	lane         lane   // laneReplay if it was not due in laneChanges
 	returnTenant string // in whose turn it comes back
 
-	failures   int       // how often in a row reconcile has failed for it
-	returnAt   time.Time // when it comes back; zero if it is not delayed
-	backingOff bool      // returnAt is a back-off, which ends with a success
-	delaySeq   uint64    // tells keys apart that come back at the same time
-	parked     bool      // it comes back when this replica leads
+	failures  int       // how often in a row reconcile has failed for it
+	askedAt   time.Time // the earliest time for which reconcile has asked; zero for none
+	backoffAt time.Time // when its back-off ends; zero without one
+	returnAt  time.Time // the earlier of both, when it comes back; zero if it is not delayed
+	delaySeq  uint64    // tells keys apart that come back at the same time
+	parked    bool      // it comes back when this replica leads
 }
 
 func (item *queueItem[K]) isDue() bool { return item.due != [2]position{} }
@@ -280,9 +281,9 @@ func (q *queue[K]) unpark() {
 	}
 }
 
-// done ends the work on a taken key. If after > 0, the key comes back then, or earlier if that was decided
-// before. failures is how often in a row it has failed by now. What fails while the key is to come back
-// anyway, because of an event, does not count: events must not make the back-off longer.
+// done ends the work on a taken key. failures is how often in a row it has failed by now. If after > 0, the key
+// comes back then, or earlier if that was decided before: as a back-off if it has failed. What fails during a
+// back-off, because of an event, does not count: events must not make the back-off longer.
 func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -290,17 +291,19 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 		return
 	}
 	item.taken = false
-	if failures < item.failures || item.returnAt.IsZero() {
+	if failures < item.failures || item.backoffAt.IsZero() {
 		q.failing += min(failures, 1) - min(item.failures, 1)
 		item.failures = failures
 	}
-	if failures == 0 && item.backingOff {
-		q.endDelay(item)
+	at := &item.backoffAt
+	if failures == 0 {
+		item.backoffAt, at = time.Time{}, &item.askedAt
 	}
 	if after > 0 {
 		q.metrics.Retries.Inc()
-		q.delayUntil(item, time.Now().Add(after), failures > 0)
+		*at = earlier(*at, time.Now().Add(after))
 	}
+	q.delay(item)
 	switch {
 	case item.isDue():
 		q.push(item)
@@ -312,26 +315,33 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	}
 }
 
-// delayUntil lets a key come back at a time, or earlier if that was decided before. The caller holds mu.
-func (q *queue[K]) delayUntil(item *queueItem[K], at time.Time, backingOff bool) {
+// earlier returns the earlier of two times, of which a zero one does not count.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// delay lets a key come back when its times say so. The caller holds mu.
+func (q *queue[K]) delay(item *queueItem[K]) {
+	at := earlier(item.askedAt, item.backoffAt)
+	if at.Equal(item.returnAt) {
+		return
+	}
 	if !item.returnAt.IsZero() {
-		if !at.Before(item.returnAt) {
-			return
-		}
-		q.endDelay(item)
+		q.delayed.Delete(item)
+	}
+	item.returnAt = at
+	if at.IsZero() {
+		return
 	}
 	q.lastDelaySeq++
-	item.returnAt, item.backingOff, item.delaySeq = at, backingOff, q.lastDelaySeq
+	item.delaySeq = q.lastDelaySeq
 	q.delayed.ReplaceOrInsert(item)
 	if first, _ := q.delayed.Min(); first == item {
 		q.timer.Reset(time.Until(at))
 	}
-}
-
-// endDelay ends the delay of a key. The caller holds mu.
-func (q *queue[K]) endDelay(item *queueItem[K]) {
-	q.delayed.Delete(item)
-	item.returnAt, item.backingOff = time.Time{}, false
 }
 
 // endDelays makes the keys due whose delay has passed.
@@ -347,7 +357,12 @@ func (q *queue[K]) endDelays() {
 			q.timer.Reset(left)
 			return
 		}
-		q.endDelay(item)
+		for _, at := range []*time.Time{&item.askedAt, &item.backoffAt} {
+			if at.Equal(item.returnAt) {
+				*at = time.Time{}
+			}
+		}
+		q.delay(item)
 		q.makeDue(item, laneChanges, item.returnTenant)
 	}
 }

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -121,15 +122,11 @@ type modelKey struct {
 	back     string // in which it comes back
 	busy     bool   // it is being reconciled, and not taken before that has ended
 	failures int
-	backAt   int // 0 if it is not delayed
-	backOff  bool
+	asked    int // when it comes back since that was asked for; 0 if it does not
+	backoff  int // when its back-off ends; 0 without one
 }
 
-func (k *modelKey) succeed(ok bool) {
-	if ok && k.backOff {
-		k.backAt, k.backOff = 0, false
-	}
-}
+func (k *modelKey) backAt() int { return int(min(uint(k.asked-1), uint(k.backoff-1)) + 1) } // 0 if it is not delayed
 
 func (m *model) add(key string, ln lane, turn string) {
 	l, k := &m.lanes[ln], m.keys[key]
@@ -184,7 +181,7 @@ func (m *model) take() (key string, ln lane) {
 		m.lanes[i].due = slices.DeleteFunc(m.lanes[i].due, isFirst)
 	}
 	k := m.keys[first.key]
-	if k.turn == k.tenant || k.backAt == 0 {
+	if k.turn == k.tenant || k.backAt() == 0 {
 		k.back = k.turn
 	}
 	k.busy, k.turn = true, ""
@@ -199,14 +196,22 @@ func (m *model) pass(q *queue[string]) {
 	m.now++
 	var delayed []*queueItem[string]
 	q.delayed.Ascend(func(it *queueItem[string]) bool {
-		it.returnAt = it.returnAt.Add(-time.Hour)
+		for _, at := range []*time.Time{&it.askedAt, &it.backoffAt, &it.returnAt} {
+			if !at.IsZero() {
+				*at = at.Add(-time.Hour)
+			}
+		}
 		delayed = append(delayed, it)
 		return true
 	})
 	q.endDelays()
 	for _, it := range delayed { // in their order
-		if k := m.keys[it.key]; k.backAt == m.now {
-			k.backAt, k.backOff = 0, false
+		if k := m.keys[it.key]; k.backAt() == m.now {
+			for _, at := range []*int{&k.asked, &k.backoff} {
+				if *at == m.now {
+					*at = 0
+				}
+			}
 			m.add(it.key, laneChanges, k.back)
 		}
 	}
@@ -244,12 +249,15 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			if k.busy = false; after > 0 {
 				failures = some("failures", 3)
 			}
-			if failures < k.failures || k.backAt == 0 {
+			if failures < k.failures || k.backoff == 0 {
 				k.failures = failures
 			}
-			k.succeed(failures == 0)
-			if at := m.now + after; after > 0 && (k.backAt == 0 || at < k.backAt) {
-				k.backAt, k.backOff = at, failures > 0
+			at := &k.backoff
+			if failures == 0 {
+				k.backoff, at = 0, &k.asked
+			}
+			if after > 0 {
+				*at = min(cmp.Or(*at, m.now+after), m.now+after)
 			}
 			if m.parked == "" && some("park", 2) > 0 && q.park(taken[key], leading) {
 				m.parked = key
@@ -273,7 +281,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			"": func(t *rapid.T) {
 				want := [3]int{m.len()}
 				for _, k := range m.keys {
-					want[1] += min(k.backAt, 1)
+					want[1] += min(k.backAt(), 1)
 					want[2] += min(k.failures, 1)
 				}
 				if got := counts(q); got != want {
@@ -287,8 +295,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			}
 			for _, it := range taken {
 				q.done(it, 0, 0)
-				m.keys[it.key].busy, m.keys[it.key].failures = false, 0
-				m.keys[it.key].succeed(true)
+				m.keys[it.key].busy, m.keys[it.key].failures, m.keys[it.key].backoff = false, 0, 0
 			}
 			clear(taken)
 		}

@@ -5,7 +5,6 @@ package controllers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -115,7 +114,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		return err
 	})
 	o.retry = err != nil && (stack != nil || o.result != loopmetrics.Terminal)
-	if cause := context.Cause(ctx); err != nil && cause != nil && work.Err() == nil && !errors.Is(err, cause) {
+	if cause := context.Cause(ctx); err != nil && cause != nil && work.Err() == nil {
 		err = fmt.Errorf("%w: %w", cause, err) // otherwise it would look like a time-out of a client
 	}
 	switch {

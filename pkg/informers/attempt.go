@@ -27,7 +27,6 @@ type attempt struct {
 	throttled error
 
 	cancelWatch context.CancelFunc // ends the context of the last watch; nil before the first
-	silence     *time.Timer        // of the last streamed list: ends the list after silenceTimeout without an object
 	freeSlot    func()             // gives the slot of the list in listSlots back; nil without one. A second call does nothing
 }
 
@@ -63,17 +62,11 @@ func (a *attempt) endList() {
 	if a.freeSlot != nil {
 		a.freeSlot()
 	}
-	if a.silence != nil {
-		a.silence.Stop()
-	}
 }
 
 // endWatch releases what the last watch holds; the reflector has stopped it.
 func (a *attempt) endWatch() {
 	if a.cancelWatch != nil {
 		a.cancelWatch()
-	}
-	if a.silence != nil {
-		a.silence.Stop()
 	}
 }

@@ -30,6 +30,7 @@ const stuckCall = time.Minute
 // process. A panic or a misfit does not stop other controllers; a call that hangs may.
 type badObjects struct {
 	resource   string
+	logger     klog.Logger
 	countPanic func(controller string) // called for every panic
 
 	mu       sync.Mutex
@@ -54,9 +55,9 @@ type runningCall struct {
 	since time.Time
 }
 
-func newBadObjects(resource string, countPanic func(controller string)) *badObjects {
+func newBadObjects(resource string, logger klog.Logger, countPanic func(controller string)) *badObjects {
 	return &badObjects{
-		resource: resource, countPanic: countPanic,
+		resource: resource, logger: logger, countPanic: countPanic,
 		running: map[uint64]runningCall{}, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{},
 	}
 }
@@ -89,7 +90,7 @@ func (b *badObjects) containHandled(controller, function string, m metav1.Object
 	}
 	b.countPanic(controller)
 	if remember(b.panicked, key) {
-		klog.Background().Error(err, "A function of a controller panicked", "controller", controller, "function", function,
+		b.logger.Error(err, "A function of a controller panicked", "controller", controller, "function", function,
 			"resource", b.resource, "object", klog.KRef(key.object.Namespace, key.object.Name), "stack", string(stack))
 	}
 	return true
@@ -100,7 +101,7 @@ func (b *badObjects) addMisfit(m *misfit) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if remember(b.misfits, cache.MetaObjectToName(m)) {
-		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out",
+		b.logger.Error(m.err, "An object does not fit its Go type, and is left out",
 			"resource", b.resource, "object", klog.KObj(m))
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
@@ -257,7 +258,7 @@ func newTestCacheWith(t *testing.T, cfg CacheConfig, sources func(*plan, string)
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	assert.NoError(t, err)
 	for _, p := range plans {
-		i, err := f.buildInformer(p)
+		i, err := f.buildInformer(p, klog.Background())
 		assert.NoError(t, err)
 		for _, feed := range i.feeds {
 			feed.discover = func(context.Context) error { return notFound }

@@ -119,7 +119,7 @@ func (c *Caches) AddCluster(
 		return nil, err
 	}
 	for _, p := range plans {
-		i, err := cluster.buildInformer(p)
+		i, err := cluster.buildInformer(p, klog.Background())
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
 		}
@@ -132,8 +132,8 @@ func (c *Caches) AddCluster(
 }
 
 // buildInformer returns an informer with a feed for each namespace that is read.
-func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
-	i := newInformer(p, c.countPanic)
+func (c *ClusterCache) buildInformer(p *plan, logger klog.Logger) (*informer, error) {
+	i := newInformer(p, logger, c.countPanic)
 	namespaces := c.cfg.Namespaces
 	if p.namespace != "" || p.clusterScoped || len(namespaces) == 0 {
 		namespaces = []string{p.namespace}
@@ -147,7 +147,7 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 		if namespace != "" {
 			name += " in " + namespace
 		}
-		state := newState(name)
+		state := newState(name, logger)
 		state.recorded = ResourceStatus{
 			Cluster: c.cfg.Cluster, Namespace: namespace,
 			Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource,
@@ -204,8 +204,8 @@ func (c *ClusterCache) Declared(controller string) (all []*Informer[*Object]) {
 	return all
 }
 
-// Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
-// log to ctx's logger. A second call does nothing, nor does one after Shutdown.
+// Start starts all informers and returns at once. They run until Shutdown, or until ctx ends. A
+// second call does nothing, nor does one after Shutdown.
 func (c *ClusterCache) Start(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,11 +213,8 @@ func (c *ClusterCache) Start(ctx context.Context) {
 		return
 	}
 	c.started = time.Now()
-	for _, i := range c.informers {
+	for _, i := range slices.Concat(c.informers, c.followed) {
 		c.start(ctx, i)
-	}
-	for _, i := range c.followed {
-		c.startFollowed(i)
 	}
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,7 +32,6 @@ type feed struct {
 	listSlots chan struct{}
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
-	silent   atomic.Bool // the last streamed list ended by silence
 
 	// The goroutine of run uses attempt. So does ListWithContext, in another goroutine, for which the reflector
 	// waits unless ctx ends.
@@ -60,7 +58,7 @@ func (f *feed) run(ctx context.Context) {
 			f.handleFailure(ctx, err)
 			f.informer.reviewFirstLists()
 			if expired := apierrors.IsResourceExpired(err) || apierrors.IsGone(err); !expired || !complete {
-				f.state.logFailure(ctx, err) // an expired watch is no failure: a list follows
+				f.state.logFailure(err) // an expired watch is no failure: a list follows
 			}
 		}
 		select {
@@ -83,9 +81,12 @@ func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) err
 
 // begin begins an attempt. It waits for a slot in listSlots, if that is set, and returns false if ctx ends.
 func (f *feed) begin(ctx context.Context) bool {
+	if ctx.Err() != nil {
+		return false // ListWithContext may go on, and use the attempt
+	}
 	f.attempt = attempt{}
-	if f.listSlots == nil || ctx.Err() != nil {
-		return ctx.Err() == nil
+	if f.listSlots == nil {
+		return true
 	}
 	select {
 	case f.listSlots <- struct{}{}:
@@ -117,15 +118,7 @@ func (f *feed) handleFailure(ctx context.Context, err error) {
 }
 
 // Transformer implements cache.TransformingStore, so that a streamed list is reduced as it comes.
-func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
-
-// reduce calls the informer's reduce for an object of a list.
-func (f *feed) reduce(obj any) (any, error) {
-	if f.attempt.silence != nil {
-		f.attempt.silence.Reset(silenceTimeout)
-	}
-	return f.informer.reduce(obj)
-}
+func (f *feed) Transformer() cache.TransformFunc { return f.informer.reduce }
 
 // Add implements cache.ReflectorStore, as do the other methods.
 func (f *feed) Add(obj any) error {

@@ -42,7 +42,11 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	if err != nil {
 		return nil, err
 	}
-	i, err := cluster.buildInformer(plans[0])
+	logger := klog.LoggerWithValues(klog.Background(), "controller", need.controller)
+	if cluster.cfg.Cluster != "" {
+		logger = klog.LoggerWithValues(logger, "cluster", cluster.cfg.Cluster)
+	}
+	i, err := cluster.buildInformer(plans[0], logger)
 	if err == nil {
 		err = need.checkType(need.Resource, t, cluster.clients.scheme)
 	}
@@ -61,15 +65,9 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	i.duringRun = !cluster.started.IsZero()
 	cluster.followed = append(cluster.followed, i)
 	if i.duringRun || cluster.cfg.Cluster != "" { // otherwise Start starts it; other clusters have no Start
-		cluster.startFollowed(i)
+		cluster.start(context.Background(), i)
 	}
 	return i, nil
-}
-
-// startFollowed starts the informer of a followed resource. The caller holds mu.
-func (c *ClusterCache) startFollowed(i *informer) {
-	logger := klog.LoggerWithValues(klog.Background(), "controller", i.plan.needs[0].controller, "cluster", c.cfg.Cluster)
-	c.start(klog.NewContext(context.Background(), logger), i)
 }
 
 // EndRun stops what the controller has followed since Start, since its Run has returned.

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // informer keeps the objects of one plan. It has one feed for all namespaces, or one for each of
@@ -34,11 +35,11 @@ type informer struct {
 	duringRun bool               // followed after Start, in the process's own cluster: EndRun ends it
 }
 
-func newInformer(p *plan, countPanic func(controller string)) *informer {
+func newInformer(p *plan, logger klog.Logger, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	return &informer{
 		plan: p, name: name, objects: newStore(),
-		bad: newBadObjects(name, countPanic), detector: cache.NewCacheMutationDetector(name),
+		bad: newBadObjects(name, logger, countPanic), detector: cache.NewCacheMutationDetector(name),
 		lists: firstLists{synced: make(chan struct{})},
 	}
 }

@@ -32,8 +32,8 @@ import (
 // newFeed returns an informer, and its only feed, without a source.
 func newFeed(t *testing.T, needs ...Need) (*informer, *feed) {
 	t.Helper()
-	i := newInformer(mustPlan(t, needs...), func(string) {})
-	f := &feed{informer: i, state: newState("objects")}
+	i := newInformer(mustPlan(t, needs...), klog.Background(), func(string) {})
+	f := &feed{informer: i, state: newState("objects", klog.Background())}
 	i.feeds = []*feed{f}
 	return i, f
 }
@@ -317,7 +317,6 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 	})
 }
 
-// TestNamespaceIsWaitedForAtTheStart has two namespaces, b of which is in trouble.
 func TestNamespaceIsWaitedForAtTheStart(t *testing.T) {
 	refuse := func(times int) func(int) error {
 		return func(request int) error { return map[bool]error{true: forbidden}[request <= times] }
@@ -470,7 +469,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 		}
 	}, funcr.Options{}))
 	defer klog.ClearLogger()
-	p := newBadObjects("secrets", func(string) {})
+	p := newBadObjects("secrets", klog.Background(), func(string) {})
 	for n := range maxBad + 1 {
 		p.addMisfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}
@@ -481,7 +480,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 func TestFunctionThatHangsIsAProblem(t *testing.T) {
 	for function, othersProblem := range map[string]string{"Digest": "Digest of reload has not returned for shop/a of secrets for 1m0s", "event mapping 1": "<nil>"} {
 		synctest.Test(t, func(t *testing.T) {
-			p, goOn := newBadObjects("secrets", func(string) {}), make(chan struct{})
+			p, goOn := newBadObjects("secrets", klog.Background(), func(string) {}), make(chan struct{})
 			go p.contain("reload", function, named("a", "1"), func() { <-goOn })
 			pass(stuckCall)
 			assert.Equal(t, "problem", function+" of reload has not returned for shop/a of secrets for 1m0s", fmt.Sprint(p.problem("reload")))

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
@@ -90,7 +91,7 @@ func secret(i, size int) *corev1.Secret {
 
 func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 	tb.Helper()
-	r, err := newInformer(p, func(string) {}).reduce(obj)
+	r, err := newInformer(p, klog.Background(), func(string) {}).reduce(obj)
 	assert.NoError(tb, err)
 	return r.(*Object)
 }
@@ -103,9 +104,9 @@ func TestObjectOfASecretTakesAtMost260Bytes(t *testing.T) {
 		Need{controller: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: DigestOf(digestHMAC)})
 	const n = 50_000
 	before := liveHeap()
-	i := newInformer(p, func(string) {})
+	i := newInformer(p, klog.Background(), func(string) {})
 	i.objects.addIndex(byNamespace, func(o *Object) []string { return []string{o.GetNamespace()} })
-	f := &feed{informer: i, state: newState("secrets")}
+	f := &feed{informer: i, state: newState("secrets", klog.Background())}
 	put := func() {
 		for n := range n {
 			assert.NoError(t, i.put(f, secret(n, 1024), true))
@@ -172,7 +173,7 @@ func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := reduced(t, mustPlan(t, tc.needs...), &corev1.Secret{ObjectMeta: tc.object, Data: map[string][]byte{"value": []byte("v")}})
 			assert.Equal(t, "entry", tc.want, describe(e))
-			again, err := newInformer(e.plan, func(string) {}).reduce(e)
+			again, err := newInformer(e.plan, klog.Background(), func(string) {}).reduce(e)
 			if err != nil || again != any(e) {
 				t.Errorf("a reduced object was reduced again: %v, %v", again, err)
 			}

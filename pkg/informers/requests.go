@@ -24,14 +24,13 @@ import (
 // pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 const pageSize = 250
 
-// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole. silenceTimeout limits how
-// long a watch goes on after the time that it asked for, and how long a streamed list may bring nothing. An
-// API server answers sooner; a proxy before it may keep a connection open that leads nowhere, and a server
-// that ignores that a list is to be streamed does not say that the objects were all.
+// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole, and overtime how long a watch
+// goes on after the time that it asked for. An API server answers sooner; a proxy before it may keep a
+// connection open that leads nowhere.
 const (
-	pageTimeout    = 2 * time.Minute
-	wholeTimeout   = 10 * time.Minute
-	silenceTimeout = 30 * time.Second
+	pageTimeout  = 2 * time.Minute
+	wholeTimeout = 10 * time.Minute
+	overtime     = 30 * time.Second
 )
 
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
@@ -76,7 +75,7 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 		}
 		// WithAlloc copies each item. Otherwise an object that is kept would keep the whole page.
 		if err := meta.EachListItemWithAlloc(page, func(obj runtime.Object) error {
-			reduced, err := f.reduce(obj)
+			reduced, err := f.informer.reduce(obj)
 			if err == nil && reduced != any(unwanted) {
 				list.Items = append(list.Items, reduced.(runtime.Object))
 			}
@@ -102,24 +101,20 @@ var errNoAnswer = errors.New("the connection broke or timed out before the serve
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	f.setSelectors(&opts)
 	streamed := opts.SendInitialEvents != nil
-	if f.attempt.isBrief(time.Now(), streamed) || streamed && f.silent.Load() {
+	if f.attempt.isBrief(time.Now(), streamed) {
 		return nil, errBrief
 	}
 	f.attempt.endWatch()
-	f.silent.Store(false)
-	timeout := time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second + silenceTimeout
+	timeout := time.Duration(ptr.Deref(opts.TimeoutSeconds, 600))*time.Second + overtime
 	watchCtx, cancel := context.WithTimeout(ctx, timeout)
 	f.attempt.cancelWatch = cancel
 	w, err := f.source.watch(watchCtx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
-	if err == nil && streamed {
-		f.attempt.silence = time.AfterFunc(silenceTimeout, func() { f.silent.Store(true); cancel() })
-	}
 	if err == nil {
 		f.attempt.watched(time.Now(), streamed)
-		f.state.recordWatch(ctx)
+		f.state.recordWatch()
 		return w, nil
 	}
 	if ctx.Err() != nil {
@@ -137,7 +132,7 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	case streamed:
 		err = errors.New(err.Error()) // an error of no type, after which the reflector asks for pages
 	case busy || utilnet.IsConnectionRefused(err):
-		f.state.logFailure(ctx, err) // the reflector does not return to run
+		f.state.logFailure(err) // the reflector does not return to run
 	}
 	return nil, err
 }

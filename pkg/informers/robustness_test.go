@@ -76,19 +76,18 @@ func TestFeedRetriesRefusals(t *testing.T) {
 
 func TestFailureIsLoggedOncePerReason(t *testing.T) {
 	var logged []string
-	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
-	s := newState("secrets")
+	s := newState("secrets", funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
 	for _, err := range []error{
 		fmt.Errorf("port 1: %w", syscall.ECONNREFUSED), fmt.Errorf("port 2: %w", syscall.ECONNREFUSED), errors.New("x509"), forbidden, forbidden,
 	} {
 		s.recordFailure("watch", err)
-		s.logFailure(ctx, err)
+		s.logFailure(err)
 	}
 	if len(logged) != 3 || !strings.Contains(logged[0], "port 1") || !strings.Contains(logged[1], "x509") {
 		t.Errorf("logged %q", logged)
 	}
-	s.recordWatch(ctx)
-	s.logFailure(ctx, forbidden)
+	s.recordWatch()
+	s.logFailure(forbidden)
 	assert.Equal(t, "lines after it worked again", 5, len(logged))
 }
 
@@ -163,7 +162,7 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 }
 
 func TestStreamedListThatBreaksIsStreamedOnceMore(t *testing.T) {
-	for breaks, want := range map[int][]string{0: {"watch", "list", "watch"}, 1: {"watch", "watch"}, 2: {"watch", "watch", "list", "watch"}} {
+	for breaks, want := range map[int][]string{1: {"watch", "watch"}, 2: {"watch", "watch", "list", "watch"}} {
 		subtest.InBubble(t, fmt.Sprint(breaks), func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.endless = true
@@ -366,7 +365,7 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 		"a resource that no server has is no problem":      {err: slow, after: time.Hour, absent: true},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
-			s := newState("secrets")
+			s := newState("secrets", klog.Background())
 			s.recordList("1")
 			if tc.absent {
 				s.markAbsent()

@@ -4,7 +4,6 @@
 package informers
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -22,7 +21,8 @@ const failingAfter = time.Minute
 
 // state records what has been observed of the requests of one feed.
 type state struct {
-	name string // of the resource, and the namespace if there are several
+	name   string // of the resource, and the namespace if there are several
+	logger klog.Logger
 
 	mu           sync.Mutex
 	recorded     ResourceStatus // what status returns, without what it computes
@@ -33,8 +33,8 @@ type state struct {
 	everFilled   bool   // the resource has been listed, or has counted as empty
 }
 
-func newState(name string) *state {
-	return &state{name: name, failing: map[string]*failure{}}
+func newState(name string, logger klog.Logger) *state {
+	return &state{name: name, logger: logger, failing: map[string]*failure{}}
 }
 
 // addObjects adds to the number of cached objects.
@@ -51,7 +51,7 @@ func (s *state) recordList(version string) {
 	s.recorded.Lists++
 	s.everFilled = true
 	s.recorded.ResourceVersion, s.recorded.Absent, s.lastActivity = version, false, time.Now()
-	s.recordSuccess("list", klog.Background())
+	s.recordSuccess("list")
 }
 
 // markAbsent records that the server has the resource in no version, so that it counts as empty.
@@ -59,8 +59,8 @@ func (s *state) markAbsent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.everFilled, s.recorded.Absent, s.lastActivity = true, true, time.Now()
-	s.recordSuccess("list", klog.Background())
-	s.recordSuccess("watch", klog.Background())
+	s.recordSuccess("list")
+	s.recordSuccess("watch")
 }
 
 // markPresent records that the server has the resource again, although it cannot be listed yet.
@@ -78,15 +78,15 @@ func (s *state) isAbsent() bool {
 }
 
 // recordWatch records that the server accepted a watch.
-func (s *state) recordWatch(ctx context.Context) {
+func (s *state) recordWatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recorded.Watches++
-	s.recordSuccess("watch", klog.FromContext(ctx))
+	s.recordSuccess("watch")
 }
 
 // recordSuccess ends the failures of a verb. The caller holds mu.
-func (s *state) recordSuccess(verb string, logger klog.Logger) {
+func (s *state) recordSuccess(verb string) {
 	f := s.failing[verb]
 	if f == nil {
 		return
@@ -94,7 +94,7 @@ func (s *state) recordSuccess(verb string, logger klog.Logger) {
 	delete(s.failing, verb)
 	if s.logged != "" && len(s.failing) == 0 {
 		s.logged = ""
-		logger.Info("List or watch works again", "resource", s.name, "verb", verb, "failures", f.count, "since", f.since)
+		s.logger.Info("List or watch works again", "resource", s.name, "verb", verb, "failures", f.count, "since", f.since)
 	}
 }
 
@@ -161,14 +161,14 @@ func (s *state) problemLocked() error {
 
 // logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they
 // are tried again for ever.
-func (s *state) logFailure(ctx context.Context, err error) {
+func (s *state) logFailure(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.recorded.Absent || s.logged == causeOf(err) {
 		return
 	}
 	s.logged = causeOf(err)
-	klog.FromContext(ctx).Error(err, "Cannot list or watch", "resource", s.name)
+	s.logger.Error(err, "Cannot list or watch", "resource", s.name)
 }
 
 // status returns what is known of the requests.
