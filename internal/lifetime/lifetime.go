@@ -5,9 +5,9 @@
 //
 //	context                                  ends
 //	ctx of app.Run, and so of lead           with SIGTERM
-//	ctx of a controller's Run, Lifetime.Run  with the term, and with SIGTERM; with EveryReplica with SIGTERM, or
-//	                                         after the election
-//	Lifetime.Work                            when the Lease was lost, or a drain took too long: never in good order
+//	ctx of a controller's Run, Lifetime.Run  with the term, and with SIGTERM; with EveryReplica with SIGTERM,
+//	                                         or after the election
+//	Lifetime.Work                            when the Lease was lost, or a drain took too long
 //	ctx of a loop, its Background            with Run; in another cluster when that is closed
 //	ctx of a reconcile                       with Work, or after LoopOptions.DrainTimeout, or its own Timeout
 package lifetime

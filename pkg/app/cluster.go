@@ -77,15 +77,16 @@ func (c *otherCluster) runningLoops() []*runningLoop {
 	return slices.Clone(c.loops)
 }
 
-// addStatus adds what the loops in other clusters do to the status of the controller, and leaves alone the
-// arrays of both, which their authors may retain.
-func (o *openClusters) addStatus(s *controllers.Status) {
+// addStatus adds what the loops in other clusters do to the status of the controller, and the problem of a
+// loop that drains for longer than stuckAfter. It leaves alone the arrays of both, which their authors may
+// retain.
+func (o *openClusters) addStatus(s *controllers.Status, stuckAfter time.Duration) {
 	s.InFlight = slices.Clip(s.InFlight)
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
 			one := l.Status()
-			if one.Phase != controllers.PhaseSyncing { // the cluster may be away
-				l.restarts.recordPhase(one.Phase)
+			if err := lingers(one, stuckAfter); err != nil && one.Phase != controllers.PhaseSyncing { // the cluster may be away
+				s.Problem = strings.TrimPrefix(fmt.Sprintf("%s\nthe loop of cluster %s %v", s.Problem, c.name, err), "\n")
 			}
 			one.InFlight = slices.Clone(one.InFlight)
 			for i := range one.InFlight {
@@ -96,14 +97,13 @@ func (o *openClusters) addStatus(s *controllers.Status) {
 	}
 }
 
-// problem returns an error that names the clusters in which loops have ended unexpectedly or drain for longer
-// than stuckAfter, or functions of the controller panic or hang. That a cluster does not answer is no problem
-// of the controller.
-func (o *openClusters) problem(stuckAfter time.Duration) error {
+// problem returns an error that names the clusters in which loops have ended unexpectedly, or functions of
+// the controller panic or hang. That a cluster does not answer is no problem of the controller.
+func (o *openClusters) problem() error {
 	var errs []error
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
-			if err := l.restarts.problem(stuckAfter); err != nil {
+			if err := l.restarts.problem(); err != nil {
 				errs = append(errs, fmt.Errorf("the loop of cluster %s %w", c.name, err))
 			}
 		}

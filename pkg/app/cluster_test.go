@@ -154,7 +154,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		p := &process{loopMetrics: loopmetrics.New(metrics.NewKubeRegistry())}
 		loop := &scripted{runs: []func(context.Context) error{fails, func(context.Context) error { panic("a bug") }, untilTheEnd},
-			status: controllers.Status{Phase: controllers.PhaseDraining, InFlight: []controllers.InFlight{{Key: "shop/a"}}}}
+			status: controllers.Status{Phase: controllers.PhaseDraining, PhaseSince: time.Now(), InFlight: []controllers.InFlight{{Key: "shop/a"}}}}
 		one := &openClusters{process: p, controller: "one"}
 		far := &otherCluster{openClusters: one, name: "far", cache: &informers.ClusterCache{}, life: ctx, end: end, release: func() {}}
 		one.all = []*otherCluster{far}
@@ -162,7 +162,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		<-time.After(time.Minute)
 		synctest.Wait()
 		assert.Equal(t, "runs", 3, len(loop.starts))
-		lines(t, one.problem(time.Hour), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
+		lines(t, one.problem(), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		h := newHosted("one", &informers.ClusterCache{}, one, p.loopMetrics, time.Hour)
 		retained := []controllers.InFlight{{Key: "shop/b"}, {}}
 		h.controller = &scripted{status: controllers.Status{InFlight: retained[:1]}}
@@ -171,7 +171,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		}
 		assert.Equal(t, "the array of the controller", controllers.InFlight{}, retained[1])
 		<-time.After(2 * time.Hour)
-		lines(t, one.problem(time.Hour), "the loop of cluster far has been draining for 2h0m0s, longer than --controller-stuck-after=1h0m0s")
+		lines(t, h.health.Check(nil), "reconciling shop/a in cluster far for 2562047h47m16.854775807s, longer than --controller-stuck-after=1h0m0s", "the loop of cluster far has been draining for 2h1m0s, longer than --controller-stuck-after=1h0m0s")
 		far.close()
 		assert.Equal(t, "runs after the end", 3, len(loop.starts))
 	})
@@ -188,8 +188,8 @@ func TestPanicInAnotherClusterIsAProblemOfItsController(t *testing.T) {
 	defer c.Close()
 	_, err = informers.Follow[*informers.Object](c, informers.Need{Resource: informers.Secrets, Filter: func(metav1.Object) bool { panic("a bug") }})
 	assert.NoError(t, err)
-	assert.NoError(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem(time.Hour) != nil, nil }))
-	lines(t, one.problem(time.Hour), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
+	assert.NoError(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem() != nil, nil }))
+	lines(t, one.problem(), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
 }
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {

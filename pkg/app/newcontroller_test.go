@@ -444,10 +444,10 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 }
 
 func TestHealthCheckSaysTheProblem(t *testing.T) {
-	in := func(phase controllers.Phase) func(*scripted) { return func(c *scripted) { c.status.Phase = phase } }
-	reconciling := func(c *scripted) {
-		c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now()}}
+	in := func(phase controllers.Phase) func(*scripted) {
+		return func(c *scripted) { c.status = controllers.Status{Phase: phase, PhaseSince: time.Now()} }
 	}
+	reconciling := func(c *scripted) { c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now()}} }
 	for name, tc := range map[string]struct {
 		of    func(*scripted)
 		since time.Duration

@@ -29,10 +29,8 @@ const (
 type restarts struct {
 	mu      sync.Mutex
 	count   uint64
-	running bool              // run has not returned
-	began   time.Time         // when the last run began; zero after an unexpected end
-	phase   controllers.Phase // that a status showed last
-	since   time.Time         // when a status first showed it
+	running bool      // run has not returned
+	began   time.Time // when the last run began; zero after an unexpected end
 	lastErr *controllers.LastError
 }
 
@@ -88,7 +86,7 @@ func isEndOf(ctx context.Context, err error) bool {
 func (r *restarts) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.began, r.running, r.since = time.Now(), true, time.Now()
+	r.began, r.running = time.Now(), true
 }
 
 func (r *restarts) returned() {
@@ -112,32 +110,11 @@ func (r *restarts) end(err error) {
 	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: time.Now()}
 }
 
-// recordPhase records the phase that a status shows.
-func (r *restarts) recordPhase(phase controllers.Phase) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if phase != r.phase {
-		r.phase, r.since = phase, time.Now()
-	}
-}
-
-// waitsIn says what run does in phases in which it must not stay. It may wait before its loop begins, as that
-// of federation does while KubeFed leads.
-var waitsIn = map[controllers.Phase]string{
-	controllers.PhaseSyncing:  "has been waiting for its informers",
-	controllers.PhaseDraining: "has been draining",
-}
-
 // problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has the
-// causes. It also returns an error while run waits for longer than stuckAfter and does nothing: nothing else
-// shows that all loops of a controller wait for the Background of one of them, or that a loop waits for a
-// resource that it follows.
-func (r *restarts) problem(stuckAfter time.Duration) error {
+// causes.
+func (r *restarts) problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if age := time.Since(r.since); r.running && age > stuckAfter && waitsIn[r.phase] != "" {
-		return fmt.Errorf("%s for %s, longer than --controller-stuck-after=%s", waitsIn[r.phase], age.Round(time.Second), stuckAfter)
-	}
 	if r.count > 0 && (r.began.IsZero() || time.Since(r.began) < healthyRun) {
 		return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.count, restartDelay)
 	}

@@ -72,7 +72,19 @@ func (h *hostedController) check() (controllers.Status, error) {
 			key, age.Round(time.Second), h.stuckAfter)
 	}
 	return s, errors.Join(
-		stuck, h.restarts.problem(h.stuckAfter), h.clusters.problem(h.stuckAfter), h.cache.Problem(h.name), err)
+		stuck, lingers(s, h.stuckAfter), h.restarts.problem(), h.clusters.problem(), h.cache.Problem(h.name), err)
+}
+
+// lingers returns an error if loops stay for longer than stuckAfter in a phase in which they do nothing.
+// Nothing else shows that all loops of a controller wait for the Background of one of them, or that a loop
+// waits for a resource that it follows.
+func lingers(s controllers.Status, stuckAfter time.Duration) error {
+	does := map[controllers.Phase]string{
+		controllers.PhaseSyncing: "has been waiting for its informers", controllers.PhaseDraining: "has been draining"}[s.Phase]
+	if age := time.Since(s.PhaseSince); does != "" && !s.PhaseSince.IsZero() && age > stuckAfter {
+		return fmt.Errorf("%s for %s, longer than --controller-stuck-after=%s", does, age.Round(time.Second), stuckAfter)
+	}
+	return nil
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
@@ -97,8 +109,7 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
 			s = h.controller.Status()
-			h.restarts.recordPhase(s.Phase)
-			h.clusters.addStatus(&s)
+			h.clusters.addStatus(&s, h.stuckAfter)
 			return marshalDetails(&s)
 		})
 		if stack != nil {

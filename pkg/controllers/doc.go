@@ -30,8 +30,8 @@
 //
 // A key that has to be reconciled is dropped only where something else makes it due again:
 //
-//   - the queue, while the loop does not run: Run begins with the objects of the cache. The queue of a loop for
-//     another cluster, or of one of Loops, opens earlier;
+//   - the queue, while the loop does not run: Run begins with the objects of the cache. The queue of a loop
+//     for another cluster, or of one of Loops, opens earlier;
 //   - the gate of a mapper (mapping.go), until the informers have synced: Run then lists the cache;
 //   - a mapper that was removed, and a loop that was closed;
 //   - an addition of the first list of a cache: Run, or Watch, shows the objects of the cache;

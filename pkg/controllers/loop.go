@@ -32,14 +32,15 @@ type Loop[K comparable] struct {
 	awaited   []Awaited    // the caches for which Run waits
 	toReplay  atomic.Int64 // number of objects that listCached has returned and replay has not mapped
 
-	mu       sync.Mutex
-	phase    Phase
-	inFlight map[K]InFlight
-	counts   struct{ reconciles, errors, panics uint64 }
-	lastErr  *LastError
-	added    []*mapper[K]     // the mappers of watches that Watch added
-	admit    func(*mapper[K]) // maps what is in the cache of an added watch; nil unless workers run
-	closed   bool
+	mu         sync.Mutex
+	phase      Phase
+	phaseSince time.Time
+	inFlight   map[K]InFlight
+	counts     struct{ reconciles, errors, panics uint64 }
+	lastErr    *LastError
+	added      []*mapper[K]     // the mappers of watches that Watch added
+	admit      func(*mapper[K]) // maps what is in the cache of an added watch; nil unless workers run
+	closed     bool
 }
 
 // NewLoop registers the watches and returns a loop that drops their events until Run. Their informers need
@@ -148,10 +149,10 @@ func (l *Loop[K]) Close() {
 }
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
-// and for the handlers of informers that are followed after NewLoop.
-// While the loop is not running, Enqueue drops the keys, as the loop drops events, except before the first Run
-// of a loop for another cluster. What must not be missed is enqueued again when Run begins, by a watch or by
-// the caller. Enqueue may be called at any time and does not block.
+// and for the handlers of informers that are followed after NewLoop. While the loop is not running, Enqueue
+// drops the keys, as the loop drops events, except before the first Run of a loop for another cluster. What
+// must not be missed is enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at
+// any time and does not block.
 func (l *Loop[K]) Enqueue(keys ...K) { l.enqueue(laneChanges, keys) }
 
 func (l *Loop[K]) enqueue(ln lane, keys []K) {
@@ -358,7 +359,7 @@ func (l *Loop[K]) start() error {
 	if l.closed {
 		return fmt.Errorf("loop %s is closed", l.opts)
 	}
-	l.phase = PhaseSyncing
+	l.phase, l.phaseSince = PhaseSyncing, time.Now()
 	l.queue.open()
 	return nil
 }
@@ -378,6 +379,6 @@ func (l *Loop[K]) setPhase(p Phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p != PhaseRunning || l.phase == PhaseSyncing { // the loop may be draining already
-		l.phase = p
+		l.phase, l.phaseSince = p, time.Now()
 	}
 }

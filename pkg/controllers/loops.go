@@ -66,7 +66,7 @@ func (l Loops) Status() Status {
 	for _, loop := range l {
 		one := loop.Status()
 		if slices.Index(phasesOfLoops, one.Phase) < slices.Index(phasesOfLoops, s.Phase) {
-			s.Phase = one.Phase
+			s.Phase, s.PhaseSince = one.Phase, one.PhaseSince
 		}
 		s.Add(one)
 	}

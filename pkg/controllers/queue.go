@@ -281,9 +281,9 @@ func (q *queue[K]) unpark() {
 	}
 }
 
-// done ends the work on a taken key. failures is how often in a row it has failed by now. If after > 0, the key
-// comes back then, or earlier if that was decided before: as a back-off if it has failed. What fails during a
-// back-off, because of an event, does not count: events must not make the back-off longer.
+// done ends the work on a taken key. failures is how often in a row it has failed by now. If after > 0, the
+// key comes back then, or earlier if that was decided before: as a back-off if it has failed. What fails
+// during a back-off, because of an event, does not count: events must not make the back-off longer.
 func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

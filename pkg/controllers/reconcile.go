@@ -67,8 +67,9 @@ func reconcilingFrom(ctx context.Context) reconciling {
 // lackingRetry is the delay before a key is taken again of which a cache lacks what the API server has.
 const lackingRetry = 10 * time.Second
 
-// isLacking reports whether a cache for which Run has waited, or that of an added watch once it has synced, lacks
-// the namespace of a key, or the object with the key's name: to a reconcile, they would seem to be gone.
+// isLacking reports whether a cache for which Run has waited, or that of an added watch once it has synced,
+// lacks the namespace of a key, or the object with the key's name: to a reconcile, they would seem to be
+// gone.
 func (l *Loop[K]) isLacking(item *queueItem[K]) bool {
 	name, named := any(item.key).(cache.ObjectName)
 	lacks := func(c Awaited) bool { return c.Unlisted(item.tenant) || named && c.LeftOut(name) }

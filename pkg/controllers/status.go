@@ -18,8 +18,10 @@ type Status struct {
 
 	Name string `json:"name"`
 	// Phase is one of Stopped, Syncing, Running, Draining.
-	Phase   Phase `json:"phase"`
-	Workers int   `json:"workers"`
+	Phase Phase `json:"phase"`
+	// PhaseSince is when Phase began; zero before the first Run.
+	PhaseSince time.Time `json:"phaseSince,omitzero"`
+	Workers    int       `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, Delayed those whose delay or back-off has yet to
 	// pass, and Failing those whose last reconcile has failed.
 	QueueDepth int `json:"queueDepth"`
@@ -85,6 +87,7 @@ func (l *Loop[K]) Status() Status {
 	s := Status{
 		Name:       l.opts.String(),
 		Phase:      l.phase,
+		PhaseSince: l.phaseSince,
 		Workers:    l.opts.Workers,
 		InFlight:   make([]InFlight, 0, len(l.inFlight)),
 		Reconciles: l.counts.reconciles,

@@ -92,8 +92,8 @@ func (i *informer) leaveOut(f *feed, m *misfit) {
 	i.bad.addMisfit(m)
 }
 
-// LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type, and has
-// no earlier state of it. That is known of the first 1,000 such objects.
+// LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type, and
+// has no earlier state of it. That is known of the first 1,000 such objects.
 func (i *informer) LeftOut(name cache.ObjectName) bool {
 	return i.bad.isMisfit(name) && i.objects.get(name.String()) == nil
 }

@@ -24,8 +24,8 @@ import (
 // pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 const pageSize = 250
 
-// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole, and overtime how long a watch
-// goes on after the time that it asked for. An API server answers sooner; a proxy before it may keep a
+// pageTimeout limits a request for a page, wholeTimeout one for a list as a whole, and overtime how long a
+// watch goes on after the time that it asked for. An API server answers sooner; a proxy before it may keep a
 // connection open that leads nowhere.
 const (
 	pageTimeout  = 2 * time.Minute
