@@ -4,8 +4,10 @@
 package chart
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -99,6 +101,66 @@ func TestChartRendersWhatKustomizeDoes(t *testing.T) {
 			controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}}`,
 			"team-a", "monitoring", "compat-reloader", "argo-rollouts", "namespaced")
 	})
+}
+
+// TestKustomizationOfABuildIsAsInBase compares examples/widget/config, and what the commands of
+// docs/extend/one-file.md make of it, with deploy/base. A build has other arguments, another image and another
+// size.
+func TestKustomizationOfABuildIsAsInBase(t *testing.T) {
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "extend", "one-file.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile("```sh\n(mkdir config\n[^`]*)```").FindSubmatch(page)
+	if commands == nil {
+		t.Fatal("docs/extend/one-file.md has no such commands")
+	}
+	dir := t.TempDir()
+	sh := exec.Command("sh", "-ec", `ln -s "$0" quartermaster; mkdir motd; cd motd`+"\n"+string(commands[1]), root)
+	sh.Dir = dir
+	if out, err := sh.CombinedOutput(); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	base := kustomizeDir(t, filepath.Join(deployDir, "base"))
+	for build, config := range map[string]string{
+		"widget": filepath.Join(root, "examples", "widget", "config"),
+		"motd":   filepath.Join(dir, "motd", "config"),
+	} {
+		got := kustomizeDir(t, config)
+		for _, key := range []string{"Deployment kube-system/quartermaster", "PodDisruptionBudget kube-system/quartermaster",
+			"NetworkPolicy kube-system/quartermaster", "FlowSchema /quartermaster-leader-election"} {
+			rename := strings.NewReplacer("quartermaster", build).Replace
+			if diff := cmp.Diff(rename(ofAnyBuild(t, base, key)), ofAnyBuild(t, got, rename(key))); diff != "" {
+				t.Errorf("%s (-base +build):\n%s", rename(key), diff)
+			}
+		}
+	}
+}
+
+// ofAnyBuild returns an object without what differs between builds.
+func ofAnyBuild(t *testing.T, objects objects, key string) string {
+	t.Helper()
+	object := objects[key]
+	if object == nil {
+		t.Fatalf("there is no %s", key)
+	}
+	unstructured.RemoveNestedField(object, "metadata", "labels")
+	pod, isDeployment, err := unstructured.NestedMap(object, "spec", "template", "spec")
+	if isDeployment {
+		for _, field := range []string{"args", "image", "resources"} {
+			delete(pod["containers"].([]any)[0].(map[string]any), field)
+		}
+		err = unstructured.SetNestedMap(object, pod, "spec", "template", "spec")
+	}
+	text, marshalErr := yaml.Marshal(object)
+	if err := errors.Join(err, marshalErr); err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // kubeSystemNames matches the names that only an installation in kube-system has.

@@ -41,6 +41,7 @@ func TestKustomizationIsComplete(t *testing.T) {
 	t.Cleanup(func() {
 		ctx := context.Background()
 		_, err := shared.Kubectl(ctx, "-n", "kube-system", "delete", "deployment/widget", "serviceaccount/widget", "service/widget",
+			"poddisruptionbudget/widget", "networkpolicy/widget", "flowschema/widget-leader-election",
 			"validatingadmissionpolicybinding/"+ownFence, "validatingadmissionpolicy/"+ownFence)
 		if err := errors.Join(err, install(ctx)); err != nil { // the roles for the fleet's ServiceAccount again
 			t.Error(err)
