@@ -17,6 +17,7 @@ func TestRolesFollowListsAsTheManagerReadsThem(t *testing.T) {
 		"kinds in upper case":                                   "controllers: {config-reload: {flags: {config-reload-exclude-kinds: [Jobs, CronJobs]}}}",
 		"no Secrets, in upper case":                             "controllers: {config-reload: {flags: {config-reload-exclude-sources: [Secrets]}}}",
 		"both kinds of copies in one text":                      `controllers: {replication: {enabled: true, flags: {replication-kinds: ["Secret,ConfigMap"]}}}`,
+		"DNS records of KubeFed's own group":                    "controllers: {federation: {enabled: true, flags: {federation-dns: true, federation-dns-endpoint-group: multiclusterdns.kubefed.io}}}",
 		"a controller that is set to null":                      "controllers: {config-reload: null, ttl: {enabled: true}}",
 		"the release's own namespace is among the further ones": "namespaced: {enabled: true, additionalNamespaces: [ops, team-b]}",
 		"a further namespace twice":                             "namespaced: {enabled: true, additionalNamespaces: [team-b, team-b]}",

@@ -41,7 +41,7 @@ func (c *GenericConfig) AddFlags(fs *pflag.FlagSet, all entries) {
 			"any of "+strings.Join(originals, ", ")+".")
 	}
 	fs.DurationVar(&c.ControllerStuckAfter, "controller-stuck-after", c.ControllerStuckAfter,
-		"A controller's health check fails while one of its reconciles, or its drain, takes longer than this. "+
+		"A controller's health check fails while one of its reconciles, its drain or its wait for its informers takes longer than this. "+
 			"The context of a reconcile ends then, unless its controller has set another time.")
 	fs.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, ""+
 		"The time that reconciles in flight have to finish after SIGTERM; their contexts end up to 2 s earlier. If they do "+

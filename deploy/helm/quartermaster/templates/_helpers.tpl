@@ -169,6 +169,10 @@ app.kubernetes.io/name: quartermaster
 {{- $rules = append $rules (merge (dict "apiGroups" (list $group) "resources" (list $plural)) $rule) }}
 {{- end }}
 {{- else }}
+{{- if has "dnsendpoints" $rule.resources }}
+{{- $group := get (include "quartermaster.flags" $root | fromYaml) "federation-dns-endpoint-group" | default "externaldns.k8s.io" }}
+{{- $rule = set $rule "apiGroups" (list $group) }}
+{{- end }}
 {{- $names := get $rule "resourceNames" | default list | join "," }}
 {{- if eq $names "quartermaster" }}
 {{- $rule = set $rule "resourceNames" (list (include "quartermaster.lease" $root)) }}
