@@ -37,6 +37,9 @@
 //   - an addition of the first list of a cache: Run, or Watch, shows the objects of the cache;
 //   - a mapping that has panicked: the next event of its object.
 //
+// One loss is for good: the key of an object that is deleted while Run is about to be started again, after it
+// has ended unexpectedly. What a controller remembers of objects it forgets when Run begins.
+//
 // Locks are taken in this order: in package informers Caches, ClusterCache, and informer, listener; here
 // Loop, mapper, queue. A mapping is called under the lock of its mapper, an index function under that of
 // its informer, and no other function of a controller under a lock.

@@ -276,7 +276,7 @@ func (q *queue[K]) unpark() {
 	for _, item := range q.items {
 		if item.parked {
 			item.parked = false
-			q.makeDue(item, laneChanges, item.returnTenant)
+			q.makeDue(item, item.lane, item.returnTenant) // what was replayed on a standby must not be ahead of changes
 		}
 	}
 }

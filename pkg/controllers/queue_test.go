@@ -117,13 +117,13 @@ type dueKey struct {
 }
 
 type modelKey struct {
-	tenant   string
-	turn     string // in which it is due; "" before it is due
-	back     string // in which it comes back
-	busy     bool   // it is being reconciled, and not taken before that has ended
-	failures int
-	asked    int // when it comes back since that was asked for; 0 if it does not
-	backoff  int // when its back-off ends; 0 without one
+	tenant     string
+	turn, back string // in which it is due, "" before it is due; in which it comes back
+	lane       lane   // from which it was taken last
+	busy       bool   // it is being reconciled, and not taken before that has ended
+	failures   int
+	asked      int // when it comes back since that was asked for; 0 if it does not
+	backoff    int // when its back-off ends; 0 without one
 }
 
 func (k *modelKey) backAt() int { return int(min(uint(k.asked-1), uint(k.backoff-1)) + 1) } // 0 if it is not delayed
@@ -184,7 +184,7 @@ func (m *model) take() (key string, ln lane) {
 	if k.turn == k.tenant || k.backAt() == 0 {
 		k.back = k.turn
 	}
-	k.busy, k.turn = true, ""
+	k.busy, k.turn, k.lane = true, "", ln
 	if m.parked == first.key {
 		m.parked = ""
 	}
@@ -267,7 +267,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 		}
 		lead := func(*rapid.T) {
 			if q.unpark(); m.parked != "" {
-				m.add(m.parked, laneChanges, m.keys[m.parked].back)
+				m.add(m.parked, m.keys[m.parked].lane, m.keys[m.parked].back)
 			}
 			leading, m.parked = closed(), ""
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// maxBad limits how many misfits of a resource are remembered, and how many calls that panic, since anybody
-// may create such objects.
+// maxBad limits how many calls that panic are remembered of a resource, and how many misfits are in the log,
+// since anybody may create such objects.
 const maxBad = 1000
 
 // stuckCall is how long a controller's function may take for one object. Meanwhile other events wait: those
@@ -89,7 +89,8 @@ func (b *badObjects) containHandled(controller, function string, m metav1.Object
 		return false
 	}
 	b.countPanic(controller)
-	if remember(b.panicked, key) {
+	if _, known := b.panicked[key]; !known && len(b.panicked) < maxBad {
+		b.panicked[key] = struct{}{}
 		b.logger.Error(err, "A function of a controller panicked", "controller", controller, "function", function,
 			"resource", b.resource, "object", klog.KRef(key.object.Namespace, key.object.Name), "stack", string(stack))
 	}
@@ -100,19 +101,12 @@ func (b *badObjects) containHandled(controller, function string, m metav1.Object
 func (b *badObjects) addMisfit(m *misfit) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if remember(b.misfits, cache.MetaObjectToName(m)) {
+	_, known := b.misfits[cache.MetaObjectToName(m)]
+	b.misfits[cache.MetaObjectToName(m)] = struct{}{} // of all of them: LeftOut keeps loops from taking them as gone
+	if !known && len(b.misfits) <= maxBad {
 		b.logger.Error(m.err, "An object does not fit its Go type, and is left out",
 			"resource", b.resource, "object", klog.KObj(m))
 	}
-}
-
-// remember adds key and returns true, unless it is known or there are too many.
-func remember[K comparable](known map[K]struct{}, key K) bool {
-	if _, found := known[key]; found || len(known) >= maxBad {
-		return false
-	}
-	known[key] = struct{}{}
-	return true
 }
 
 // forgetMisfit forgets that an object did not fit its Go type.

@@ -253,7 +253,7 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 // is not found is not there in another version either.
 func newTestCacheWith(t *testing.T, cfg CacheConfig, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &ClusterCache{cfg: cfg, clients: readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}}
+	f := &ClusterCache{cfg: cfg, clients: readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, listSlots: map[string]chan struct{}{}}
 	f.caches = &Caches{all: []*ClusterCache{f}, ended: map[seriesLabels]ResourceStatus{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	assert.NoError(t, err)

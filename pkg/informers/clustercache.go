@@ -90,7 +90,6 @@ type ClusterCache struct {
 	sourceFor func(p *plan, namespace string) (source, error)
 	informers []*informer // of the declared needs
 	caches    *Caches
-	listSlots chan struct{} // the lists of followed resources that are read at once hold a slot each
 	// countPanic is called for each panic in a function of the controller.
 	countPanic func(controller string)
 
@@ -98,7 +97,9 @@ type ClusterCache struct {
 	started  time.Time // when Start was called; zero before
 	stopped  bool
 	followed []*informer
-	wg       sync.WaitGroup
+	// listSlots has the slots of each controller: lists of what it follows hold one each while they are read.
+	listSlots map[string]chan struct{}
+	wg        sync.WaitGroup
 }
 
 // AddCluster builds the informers for the declared needs, and starts none. They read through one HTTP client,
@@ -113,7 +114,7 @@ func (c *Caches) AddCluster(
 		return nil, err
 	}
 	cluster := &ClusterCache{cfg: cfg, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c,
-		listSlots: make(chan struct{}, 2)}
+		listSlots: map[string]chan struct{}{}}
 	plans, err := newPlans(cfg.needs, cfg.Scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err

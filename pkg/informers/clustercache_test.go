@@ -194,7 +194,7 @@ func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists c
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource = Secrets
-	f.listSlots = lists
+	f.listSlots = map[string]chan struct{}{need.controller: lists}
 	w, err := Follow[*Object](f.ForController(need.controller), need)
 	assert.NoError(t, err)
 	w.AddHandler(handler)

@@ -24,8 +24,8 @@ type Following[T any] struct {
 // Entry.New follows is watched until Stop, from the time when the declared informers start. Two controllers
 // that follow the same resource have a watch each. Failures fail the controller's health check only if
 // Entry.New follows the resource, in the process's own cluster; Status reports them in any case. They are
-// retried at least once a minute, if a list slot is free: two followed resources of a cluster are listed at
-// once.
+// retried at least once a minute, if a list slot is free: two resources that a controller follows in a
+// cluster are listed at once.
 func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -54,13 +54,16 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
 	plans[0].expect(t)
-	for _, feed := range i.feeds {
-		feed.listSlots = cluster.listSlots
-	}
 	cluster.mu.Lock()
 	defer cluster.mu.Unlock()
 	if cluster.stopped {
 		return nil, errors.New("the informers have been shut down")
+	}
+	if cluster.listSlots[c.controller] == nil {
+		cluster.listSlots[c.controller] = make(chan struct{}, 2)
+	}
+	for _, feed := range i.feeds {
+		feed.listSlots = cluster.listSlots[c.controller]
 	}
 	i.duringRun = !cluster.started.IsZero()
 	cluster.followed = append(cluster.followed, i)

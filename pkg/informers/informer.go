@@ -60,8 +60,6 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	case o == unwanted:
 		return i.remove(f, obj)
 	}
-	name := o.objectName()
-	i.bad.forgetMisfit(name)
 	if o.extra != nil {
 		i.detector.AddObject(o.extra.changeable())
 	}
@@ -72,6 +70,7 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	// With a selector, an ADDED event may be a change of an existing object that the selector now chooses.
 	o.inherit(before, created && !i.plan.selects())
 	i.objects.put(key, o)
+	i.bad.forgetMisfit(o.objectName()) // not earlier: LeftOut must not miss the object in between
 	if before == nil {
 		f.state.addObjects(1)
 	}
@@ -93,7 +92,7 @@ func (i *informer) leaveOut(f *feed, m *misfit) {
 }
 
 // LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type, and
-// has no earlier state of it. That is known of the first 1,000 such objects.
+// has no earlier state of it.
 func (i *informer) LeftOut(name cache.ObjectName) bool {
 	return i.bad.isMisfit(name) && i.objects.get(name.String()) == nil
 }
