@@ -104,8 +104,8 @@ func TestChartRendersWhatKustomizeDoes(t *testing.T) {
 }
 
 // TestKustomizationOfABuildIsAsInBase compares examples/widget/config, and what the commands of
-// docs/extend/one-file.md make of it, with deploy/base. A build has other arguments, another image and another
-// size.
+// docs/extend/one-file.md make of it, with deploy/base. A build has other arguments, another image and
+// another size.
 func TestKustomizationOfABuildIsAsInBase(t *testing.T) {
 	root, err := filepath.Abs(filepath.Join("..", ".."))
 	if err != nil {
