@@ -211,8 +211,11 @@ func (c *otherCluster) close() {
 func (c *otherCluster) free() {
 	c.end()
 	c.events.stop(0)
-	c.cache.Shutdown()
-	utilnet.CloseIdleConnectionsFor(c.transport)
+	c.cache.Stop()
+	go func() { // the Lease is not released before free returns, and must not wait for another cluster
+		c.cache.Shutdown()
+		utilnet.CloseIdleConnectionsFor(c.transport)
+	}()
 	c.openClusters.mu.Lock()
 	defer c.openClusters.mu.Unlock()
 	c.openClusters.all = slices.DeleteFunc(c.openClusters.all, func(other *otherCluster) bool { return other == c })

@@ -132,6 +132,13 @@ func (b *badObjects) forgetFunction(controller, function string) {
 	})
 }
 
+// forgetPanics forgets the panics on an object, since another one has its name now.
+func (b *badObjects) forgetPanics(object cache.ObjectName) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.panicked, func(key badCall, _ struct{}) bool { return key.object == object })
+}
+
 // forgetGone forgets the objects that are gone.
 func (b *badObjects) forgetGone(isGone func(cache.ObjectName) bool) {
 	b.mu.Lock()

@@ -100,6 +100,7 @@ type ClusterCache struct {
 	// listSlots has the slots of each controller: lists of what it follows hold one each while they are read.
 	listSlots map[string]chan struct{}
 	wg        sync.WaitGroup
+	ended     sync.Once // whether Shutdown has waited
 }
 
 // AddCluster builds the informers for the declared needs, and starts none. They read through one HTTP client,
@@ -240,11 +241,9 @@ func (c *ClusterCache) followedInformers() []*informer {
 // return.
 const shutdownTimeout = 5 * time.Second
 
-// Shutdown stops the informers, removes their metrics and returns when they begin no more requests, or after
-// shutdownTimeout. A call of a controller's function that has begun may go on: one that hangs must not keep
-// the process from ending. The caches stay readable. Shutdown may be called without Start. A second call does
-// nothing.
-func (c *ClusterCache) Shutdown() {
+// Stop stops the informers and removes their metrics, and waits for nothing. The caches stay readable. Stop may
+// be called without Start. A second call does nothing.
+func (c *ClusterCache) Stop() {
 	c.mu.Lock()
 	again := c.stopped
 	c.stopped = true
@@ -258,15 +257,23 @@ func (c *ClusterCache) Shutdown() {
 	for _, i := range c.informers {
 		i.stop()
 	}
-	ended := make(chan struct{})
-	go func() { c.wg.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(shutdownTimeout):
-		klog.Background().Error(nil, "Informers did not stop: "+
-			"a function of a controller hangs, or client-go waits as the API server asked", "after", shutdownTimeout)
-	}
 	c.caches.remove(c)
+}
+
+// Shutdown calls Stop, and returns when the informers begin no more requests, or after shutdownTimeout. A call
+// of a controller's function that has begun may go on: one that hangs must not keep the process from ending.
+func (c *ClusterCache) Shutdown() {
+	c.Stop()
+	c.ended.Do(func() {
+		ended := make(chan struct{})
+		go func() { c.wg.Wait(); close(ended) }()
+		select {
+		case <-ended:
+		case <-time.After(shutdownTimeout):
+			klog.Background().Error(nil, "Informers did not stop: "+
+				"a function of a controller hangs, or client-go waits as the API server asked", "after", shutdownTimeout)
+		}
+	})
 }
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that has

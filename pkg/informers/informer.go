@@ -83,12 +83,12 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 // leaveOut remembers a misfit. The earlier state of the object stays in the cache, that of a predecessor with
 // the same name does not.
 func (i *informer) leaveOut(f *feed, m *misfit) {
+	i.bad.addMisfit(m) // first, so that LeftOut is true when the predecessor's event comes
 	key := cache.MetaObjectToName(m).String()
 	if before := i.objects.get(key); before != nil && before.GetUID() != m.UID {
 		i.removeKey(f, key)
-		i.bad.forgetGone(func(n cache.ObjectName) bool { return n == before.objectName() })
+		i.bad.forgetPanics(before.objectName())
 	}
-	i.bad.addMisfit(m)
 }
 
 // LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type, and
