@@ -30,7 +30,7 @@ func resourceMetrics() []resourceMetric {
 	return []resourceMetric{
 		newMetric(metrics.GaugeValue, "objects", "Number of objects in the cache.",
 			func(s *ResourceStatus) float64 { return float64(s.Objects) }),
-		newMetric(metrics.GaugeValue, "misfits", "Number of objects that do not fit their Go type and are left out.",
+		newMetric(metrics.GaugeValue, "misfits", "Number of objects that do not fit their Go type: left out, or kept in their last state that fitted.",
 			func(s *ResourceStatus) float64 { return float64(s.Misfits) }),
 		newMetric(metrics.GaugeValue, "synced", "1 if the cache has been filled once.", func(s *ResourceStatus) float64 {
 			if s.Synced {
