@@ -241,8 +241,8 @@ func (c *ClusterCache) followedInformers() []*informer {
 // return.
 const shutdownTimeout = 5 * time.Second
 
-// Stop stops the informers and removes their metrics, and waits for nothing. The caches stay readable. Stop may
-// be called without Start. A second call does nothing.
+// Stop stops the informers and removes their metrics, and waits for nothing. The caches stay readable. Stop
+// may be called without Start. A second call does nothing.
 func (c *ClusterCache) Stop() {
 	c.mu.Lock()
 	again := c.stopped
@@ -260,8 +260,9 @@ func (c *ClusterCache) Stop() {
 	c.caches.remove(c)
 }
 
-// Shutdown calls Stop, and returns when the informers begin no more requests, or after shutdownTimeout. A call
-// of a controller's function that has begun may go on: one that hangs must not keep the process from ending.
+// Shutdown calls Stop, and returns when the informers begin no more requests, or after shutdownTimeout. A
+// call of a controller's function that has begun may go on: one that hangs must not keep the process from
+// ending.
 func (c *ClusterCache) Shutdown() {
 	c.Stop()
 	c.ended.Do(func() {
