@@ -124,8 +124,9 @@ type Cluster struct {
 	//     5 min.
 	//   - After Close, Go closes the loop without running it.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
-	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
-	// closes its connections. A second call does nothing.
+	// Close ends the loops and waits for them, stops the followed informers and removes the cluster's metrics.
+	// It does not wait for requests of the informers; when they have ended, or after 5 s, the cluster's
+	// connections are closed. A second call does nothing.
 	// A loop that Go runs must call neither Close nor stop: both would wait for it.
 	Close func()
 }
