@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
@@ -36,6 +36,8 @@ type Loop[K comparable] struct {
 	phase      Phase
 	phaseSince time.Time
 	inFlight   map[K]InFlight
+	failing    map[K]string // the text of each key whose last reconcile has failed
+	blocked    map[K]string // that of each key that waits for a cache, or for this replica to lead
 	counts     struct{ reconciles, errors, panics uint64 }
 	lastErr    *LastError
 	added      []*mapper[K]     // the mappers of watches that Watch added
@@ -58,6 +60,10 @@ type Loop[K comparable] struct {
 //     after the duration.
 //
 // If a key is due at several times, the earliest counts: a later result does not postpone it.
+//
+// A key is held back, and looked at again every 10 s, while a cache for which Run has waited lacks its
+// namespace; and if the key is a [cache.ObjectName], or embeds one, while the cache of a WatchSelf or a
+// WatchMapped leaves out the object of that name, since it does not fit its Go type.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -68,7 +74,8 @@ func NewLoop[K comparable](
 	if reconcile == nil {
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
-	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
+	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{},
+		failing: map[K]string{}, blocked: map[K]string{}}
 	l.queue = newQueue[K]()
 	l.awaited = slices.Clone(opts.WaitFor)
 	for _, w := range watches {
@@ -176,16 +183,19 @@ func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 // the process, and each new leader has the key again.
 func (l *Loop[K]) tenantOf(key K) (tenant string) {
 	switch k := any(key).(type) {
-	case cache.ObjectName:
-		tenant = k.Namespace
 	case interface{ Tenant() string }:
 		if stack, err := panics.Recover(func() error { tenant = k.Tenant(); return nil }); stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.Background().Error(err, "Tenant of a key panicked", "loop", l.opts, "stack", string(stack))
 		}
+	case objectKey:
+		tenant = k.AsNamespacedName().Namespace
 	}
 	return tenant
 }
+
+// objectKey is a key that is a cache.ObjectName, or embeds one.
+type objectKey interface{ AsNamespacedName() types.NamespacedName }
 
 // Run waits until the informers of the watches and those of LoopOptions.WaitFor have synced. Then it
 // reconciles until ctx ends: the keys of events, and the keys of the objects in the informers, see
@@ -222,8 +232,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 	if err := l.start(); err != nil {
 		return err
 	}
-	defer l.setPhase(PhaseStopped)
-	defer l.queue.close()
+	defer l.finish()
 
 	for _, c := range l.awaited {
 		select {
@@ -362,6 +371,16 @@ func (l *Loop[K]) start() error {
 	l.phase, l.phaseSince = PhaseSyncing, time.Now()
 	l.queue.open()
 	return nil
+}
+
+// finish ends a run, and drops all keys.
+func (l *Loop[K]) finish() {
+	l.queue.close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.phase, l.phaseSince = PhaseStopped, time.Now()
+	clear(l.failing)
+	clear(l.blocked)
 }
 
 // openQueue lets Enqueue add keys before Run begins. dropQueue ends that, unless Run has begun.

@@ -50,38 +50,38 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		maxBackoff time.Duration
 		outcomes   []outcome // of the successive calls; success afterwards
-		want       []int     // seconds after which it is called
+		want       []float64 // seconds after which it is called
 		result     string
 	}{
-		"a duration calls again after it":                        {0, []outcome{{after: time.Minute}, {after: time.Hour}}, []int{0, 60, 3660}, loopmetrics.Requeue},
-		"success, such as no terminal error, waits for an event": {0, []outcome{{err: TerminalError(nil)}}, []int{0}, loopmetrics.Success},
-		"a success resets the back-off":                          {0, []outcome{{err: bad}, {err: bad}, {after: time.Second}, {err: bad}}, []int{0, 1, 3, 4, 5}, loopmetrics.Error},
+		"a duration calls again after it":                        {0, []outcome{{after: time.Minute}, {after: time.Hour}}, []float64{0, 60, 3660}, loopmetrics.Requeue},
+		"success, such as no terminal error, waits for an event": {0, []outcome{{err: TerminalError(nil)}}, []float64{0}, loopmetrics.Success},
+		"a success resets the back-off":                          {0, []outcome{{err: bad}, {err: bad}, {after: time.Second}, {err: bad}}, []float64{0, 1, 3, 4, 5}, loopmetrics.Error},
 		"an error with a duration is tried again no later than after it": {0, []outcome{{err: bad}, {err: bad}, {after: 3 * time.Second, err: bad}, {after: time.Minute, err: bad}},
-			[]int{0, 1, 3, 6, 14}, loopmetrics.Error},
-		"Retry-After, even wrapped, beats such a duration":       {0, []outcome{{after: time.Second, err: fmt.Errorf("patch: %w", tooMany)}}, []int{0, 30}, loopmetrics.Error},
-		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", utilerrors.NewAggregate([]error{apierrors.NewTooManyRequests("busy", 2), tooMany}))}}, []int{0, 30}, loopmetrics.Error},
-		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []int{0, 300}, loopmetrics.Error},
-		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []int{0, 1}, loopmetrics.Conflict},
-		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []int{0, 1, 3, 7, 15}, loopmetrics.Error},
-		"a field that somebody else manages is an error at once": {0, []outcome{{err: managed}}, []int{0, 1}, loopmetrics.Error},
+			[]float64{0, 1, 3, 6, 14}, loopmetrics.Error},
+		"Retry-After, even wrapped, beats such a duration":       {0, []outcome{{after: time.Second, err: fmt.Errorf("patch: %w", tooMany)}}, []float64{0, 30}, loopmetrics.Error},
+		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", utilerrors.NewAggregate([]error{apierrors.NewTooManyRequests("busy", 2), tooMany}))}}, []float64{0, 30}, loopmetrics.Error},
+		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []float64{0, 300}, loopmetrics.Error},
+		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []float64{0, 0.1}, loopmetrics.Conflict},
+		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []float64{0, 0.1, 0.3, 0.7, 8.7}, loopmetrics.Error},
+		"a field that somebody else manages is an error at once": {0, []outcome{{err: managed}}, []float64{0, 1}, loopmetrics.Error},
 		"the back-off grows to five minutes": {0, slices.Repeat([]outcome{{err: bad}}, 11),
-			[]int{0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111}, loopmetrics.Error},
-		"a back-off of the loop's own": {5 * time.Second, slices.Repeat([]outcome{{err: bad}}, 5), []int{0, 1, 3, 7, 12, 17}, loopmetrics.Error},
+			[]float64{0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111}, loopmetrics.Error},
+		"a back-off of the loop's own": {5 * time.Second, slices.Repeat([]outcome{{err: bad}}, 5), []float64{0, 1, 3, 7, 12, 17}, loopmetrics.Error},
 		"a terminal error is called again only after a duration": {0, []outcome{{after: 9 * time.Second, err: TerminalError(bad)}, {err: fmt.Errorf("read: %w", TerminalError(bad))}},
-			[]int{0, 9}, loopmetrics.Terminal},
-		"a terminal error beside another is tried again": {0, []outcome{{err: fmt.Errorf("read: %w", errors.Join(TerminalError(bad), bad))}}, []int{0, 1}, loopmetrics.Error},
-		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), &DryRunError{})}}, []int{0}, loopmetrics.Terminal},
-		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []int{0, 1}, loopmetrics.Error},
-		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []int{0, 1}, loopmetrics.Conflict},
-		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, loopmetrics.NotLeading},
-		"a refusal hides no other error":                 {0, []outcome{{err: errors.Join(refusal{}, bad)}}, []int{0, 1}, loopmetrics.Error},
+			[]float64{0, 9}, loopmetrics.Terminal},
+		"a terminal error beside another is tried again": {0, []outcome{{err: fmt.Errorf("read: %w", errors.Join(TerminalError(bad), bad))}}, []float64{0, 1}, loopmetrics.Error},
+		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), &DryRunError{})}}, []float64{0}, loopmetrics.Terminal},
+		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []float64{0, 1}, loopmetrics.Error},
+		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []float64{0, 0.1}, loopmetrics.Conflict},
+		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []float64{0, 1}, loopmetrics.NotLeading},
+		"a refusal hides no other error":                 {0, []outcome{{err: errors.Join(refusal{}, bad)}}, []float64{0, 1}, loopmetrics.Error},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			f := newFixture(t, "a")
 			f.opts.MaxBackoff = tc.maxBackoff
-			var got []int
+			var got []float64
 			f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) {
-				got = append(got, int(time.Since(f.begun).Seconds()))
+				got = append(got, time.Since(f.begun).Round(time.Millisecond).Seconds())
 				if len(got) > len(tc.outcomes) {
 					return 0, nil
 				}
@@ -117,6 +117,9 @@ func TestReconcileEndsInTime(t *testing.T) {
 		if got := f.loop.Status().LastError; got == nil || got.Text != "the reconcile took longer than LoopOptions.Timeout, 5s: context deadline exceeded" {
 			t.Errorf("the last error is %+v", got)
 		}
+		assert.Equal(t, "keys that fail", []string{"shop/a"}, f.loop.Status().FailingKeys)
+		f.end()
+		assert.Equal(t, "number of keys that fail after Run", 0, f.loop.Status().Failing)
 	})
 }
 
@@ -203,30 +206,41 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 
 func TestKeyWaitsWhileACacheLacksIt(t *testing.T) {
 	for name, tc := range map[string]struct {
-		waitFor bool
+		use     string // of the cache, by the loop
 		lacks   string
+		blocked []string
 	}{
-		"a namespace, and the loop waits for the cache": {true, "team"},
-		"a namespace, in the cache of an added watch":   {false, "team"},
-		"an object that does not fit its Go type":       {true, "team/b"},
+		"a namespace, and the loop waits for the cache":   {"wait", "team", []string{"team/b"}},
+		"a namespace, in the cache of an added watch":     {"add", "team", []string{"team/b"}},
+		"an object that does not fit its Go type":         {"watch", "team/b", []string{"team/b"}},
+		"an object that does not fit, of an added watch":  {"add", "team/b", []string{"team/b"}},
+		"another object of the name, in WaitFor":          {"wait", "team/b", nil},
+		"another object of the name, whose changes count": {"watch changes", "team/b", nil},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			f, other, later := newFixture(t, "a", "team/b"), newMemory("1"), newMemory("1")
 			other.unlisted = func(namespace string) bool { return namespace == tc.lacks && time.Since(f.begun) < time.Hour }
 			later.unlisted, later.synced = func(string) bool { return true }, make(chan struct{}) // nobody waits for it
-			if tc.waitFor {
+			watches, added := []Watch[cache.ObjectName]{f.configMaps.self()}, []*memory{later}
+			switch tc.use {
+			case "wait":
 				f.opts.WaitFor = []Awaited{other}
+			case "watch", "watch changes":
+				watches = append(watches, newWatch(other, tc.use == "watch", ownName[*corev1.ConfigMap], nil))
+			case "add":
+				added = append(added, other)
 			}
-			f.build(f.configMaps.self())
-			for _, added := range []*memory{other, later} {
-				_, err := f.loop.Watch(added.self())
+			f.build(watches...)
+			for _, m := range added {
+				_, err := f.loop.Watch(m.self())
 				assert.NoError(t, err)
 			}
 			f.run()
 			pass(time.Hour - time.Second)
-			f.expect("a")
+			assert.Equal(t, "keys that are blocked", tc.blocked, f.loop.Status().BlockedKeys)
 			pass(lackingRetry)
-			f.expect("b")
+			assert.Equal(t, "last of the keys that were reconciled", map[bool]string{true: "b", false: "a"}[tc.blocked != nil], f.said()[1])
+			assert.Equal(t, "number of keys that are blocked", 0, f.loop.Status().Blocked)
 		})
 	}
 }
@@ -441,10 +455,10 @@ func TestLoopsHaveOneStatusAndEndTogether(t *testing.T) {
 	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
 	l := Loops{
 		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, Delayed: 5, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},
-		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, ToReplay: 4, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
+		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, FailingKeys: []string{"b"}, ToReplay: 4, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
 		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
 	}
-	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, ToReplay: 4, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
+	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, FailingKeys: []string{"b"}, ToReplay: 4, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
 	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}

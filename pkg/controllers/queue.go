@@ -34,6 +34,10 @@ const changesPerReplay = 4
 // queue at once take 3 MiB.
 const replayAhead = 500
 
+// endAtOnce is how many keys become due under one hold of the queue's lock when their delay has passed: at the
+// boundary of a schedule there may be 100,000.
+const endAtOnce = 1000
+
 // queue has the keys of one run of a loop: those that are due, those that a worker has taken, and those that
 // come back later.
 //
@@ -57,7 +61,6 @@ type queue[K comparable] struct {
 	rounds        [2]rounds[K]        // the due keys of each lane, but those that a worker has
 	depth         int                 // number of keys in rounds
 	changesInARow int                 // keys taken from laneChanges since the last one from laneReplay
-	failing       int                 // number of keys whose last reconcile has failed
 	delayed       *btree.BTree[*queueItem[K]]
 	lastDelaySeq  uint64      // of the key that was delayed last
 	timer         *time.Timer // of the first delayed key
@@ -137,20 +140,19 @@ func (q *queue[K]) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.timer.Stop()
-	q.items, q.rounds, q.depth, q.failing, q.delayed = nil, [2]rounds[K]{}, 0, 0, nil
+	q.items, q.rounds, q.depth, q.delayed = nil, [2]rounds[K]{}, 0, nil
 	q.readyCond.Broadcast()
 	q.roomCond.Broadcast()
 }
 
-// counts returns how many keys are due and not taken, how many come back later, and how many have failed in
-// their last reconcile.
-func (q *queue[K]) counts() (due, delayed, failing int) {
+// counts returns how many keys are due and not taken, and how many come back later.
+func (q *queue[K]) counts() (due, delayed int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
-		return 0, 0, 0
+		return 0, 0
 	}
-	return q.depth, q.delayed.Len(), q.failing
+	return q.depth, q.delayed.Len()
 }
 
 // add adds a key that belongs to tenant to a lane, where it uses up a turn of turnTenant. A key that a worker
@@ -292,7 +294,6 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	}
 	item.taken = false
 	if failures < item.failures || item.backoffAt.IsZero() {
-		q.failing += min(failures, 1) - min(item.failures, 1)
 		item.failures = failures
 	}
 	at := &item.backoffAt
@@ -344,16 +345,16 @@ func (q *queue[K]) delay(item *queueItem[K]) {
 	}
 }
 
-// endDelays makes the keys due whose delay has passed.
+// endDelays makes the keys due whose delay has passed. After endAtOnce of them it lets others have mu.
 func (q *queue[K]) endDelays() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.items != nil {
+	for n := 0; q.items != nil; n++ {
 		item, found := q.delayed.Min()
 		if !found {
 			return
 		}
-		if left := time.Until(item.returnAt); left > 0 {
+		if left := time.Until(item.returnAt); left > 0 || n == endAtOnce {
 			q.timer.Reset(left)
 			return
 		}

@@ -32,17 +32,17 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 	return q
 }
 
-// counts returns how many keys are due, delayed and failing.
-func counts[K comparable](q *queue[K]) (all [3]int) {
-	all[0], all[1], all[2] = q.counts()
-	return all
+// counts returns how many keys are due and delayed.
+func counts[K comparable](q *queue[K]) (both [2]int) {
+	both[0], both[1] = q.counts()
+	return both
 }
 
 // expectEmpty fails if anything is left in the queue, but for the last rounds of some tenants.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, q *queue[K]) {
 	for _, r := range q.rounds {
-		if left := len(q.items) + r.keys.Len(); left != 0 || counts(q) != [3]int{} || len(r.lastRound) > 100 {
-			t.Errorf("left in an empty queue: %v, %v due, delayed and failing, %d tenants", q.items, counts(q), len(r.lastRound))
+		if left := len(q.items) + r.keys.Len(); left != 0 || counts(q) != [2]int{} || len(r.lastRound) > 100 {
+			t.Errorf("left in an empty queue: %v, %v due and delayed, %d tenants", q.items, counts(q), len(r.lastRound))
 		}
 	}
 }
@@ -79,6 +79,12 @@ type tenantKey struct{ tenant, name string }
 
 func (k tenantKey) Tenant() string { return k.tenant }
 
+// embedding is a key with the tenant of the object that it names.
+type embedding struct {
+	kind int
+	cache.ObjectName
+}
+
 func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
 	f := newFixture(t)
 	l, err := NewLoop(f.opts, func(context.Context, any) (time.Duration, error) { return 0, nil })
@@ -86,6 +92,7 @@ func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
 	for key, want := range map[any]string{
 		cache.NewObjectName("shop", "a"): "shop",
 		tenantKey{"shop", "a"}:           "shop",
+		embedding{1, keyOf("shop/a")}:    "shop",
 		"a":                              "",
 		(*tenantKey)(nil):                "", // its method panics
 	} {
@@ -279,13 +286,12 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			},
 			"take": take, "done": done, "pass": func(*rapid.T) { m.pass(q) }, "lead": lead,
 			"": func(t *rapid.T) {
-				want := [3]int{m.len()}
+				want := [2]int{m.len()}
 				for _, k := range m.keys {
 					want[1] += min(k.backAt(), 1)
-					want[2] += min(k.failures, 1)
 				}
 				if got := counts(q); got != want {
-					t.Fatalf("%v keys are due, delayed and failing, want %v", got, want)
+					t.Fatalf("%v keys are due and delayed, want %v", got, want)
 				}
 			},
 		})
@@ -312,9 +318,15 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 		}
 		for due := range 4 {
 			synctest.Wait()
-			assert.Equal(t, "keys that are due, delayed and failing", [3]int{due, 3 - due, 3}, counts(q))
+			assert.Equal(t, "keys that are due and delayed", [2]int{due, 3 - due}, counts(q))
 			pass(time.Second)
 		}
+		for n := range 2*endAtOnce + 1 {
+			q.add(n, "", laneReplay, "")
+			q.done(q.take(), time.Second, 0)
+		}
+		pass(time.Minute)
+		assert.Equal(t, "keys that are due and delayed", [2]int{2*endAtOnce + 1}, counts(q))
 	})
 }
 

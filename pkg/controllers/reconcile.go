@@ -26,24 +26,61 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if item == nil || ctx.Err() != nil || lifetime.FromContext(ctx).Run.Err() != nil {
 		return false
 	}
+	name := l.begin(item.key)
 	if l.isLacking(item) {
+		l.end(item.key, name, item.failures > 0, true)
 		l.queue.done(item, lackingRetry, item.failures)
 		return true
 	}
-	o := l.reconcileOnce(reconciling{Draining(work), item.lane}.addTo(work), item.key, item.failures)
-	if o.result == loopmetrics.NotLeading && l.queue.park(item, lifetime.FromContext(work).Leading) {
+	o := l.reconcileOnce(reconciling{Draining(work), item.lane}.addTo(work), item.key, name, item.failures)
+	parked := o.result == loopmetrics.NotLeading && l.queue.park(item, lifetime.FromContext(work).Leading)
+	if parked {
 		o.retry = false // it comes back when this replica leads
 	}
+	l.end(item.key, name, o.retry, parked)
 	if !o.retry {
 		l.queue.done(item, o.after, 0)
 		return true
 	}
 	delay := l.opts.backoff(item.failures)
+	if o.result == loopmetrics.Conflict {
+		delay = min(delay, conflictRetry<<item.failures)
+	}
 	if o.after > 0 {
 		delay = min(delay, o.after)
 	}
 	l.queue.done(item, max(delay, o.notBefore), item.failures+1)
 	return true
+}
+
+// begin shows a key as in flight, and returns its text. K needs no String method: only people read the text.
+func (l *Loop[K]) begin(key K) (name string) {
+	started := time.Now()
+	l.setInFlight(key, InFlight{"a key whose String has not returned", started})
+	name = fmt.Sprint(key)
+	l.setInFlight(key, InFlight{name, started})
+	return name
+}
+
+func (l *Loop[K]) setInFlight(key K, reconcile InFlight) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inFlight[key] = reconcile
+}
+
+// end records for the status that a key is no longer in flight, and why it comes back.
+func (l *Loop[K]) end(key K, name string, failing, blocked bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.inFlight, key)
+	delete(l.failing, key)
+	delete(l.blocked, key)
+	if failing {
+		l.failing[key] = name
+	}
+	if blocked {
+		l.blocked[key] = name
+	}
 }
 
 // reconciling is what the context of a reconcile says of it.
@@ -64,23 +101,32 @@ func reconcilingFrom(ctx context.Context) reconciling {
 	return r
 }
 
-// lackingRetry is the delay before a key is taken again of which a cache lacks what the API server has.
-const lackingRetry = 10 * time.Second
+const (
+	// lackingRetry is the delay before a key is taken again of which a cache lacks what the API server has.
+	lackingRetry = 10 * time.Second
+	// conflictRetry is the delay after a first conflict, which mostly means that the cache was some milliseconds
+	// behind. It doubles each time.
+	conflictRetry = 100 * time.Millisecond
+)
 
 // isLacking reports whether a cache for which Run has waited, or that of an added watch once it has synced,
-// lacks the namespace of a key, or the object with the key's name: to a reconcile, they would seem to be
-// gone.
+// lacks the namespace of a key, or whether a watch that maps the objects in its cache leaves out the one with
+// the key's name: to a reconcile, they would seem to be gone.
 func (l *Loop[K]) isLacking(item *queueItem[K]) bool {
-	name, named := any(item.key).(cache.ObjectName)
-	lacks := func(c Awaited) bool { return c.Unlisted(item.tenant) || named && c.LeftOut(name) }
-	return slices.ContainsFunc(l.awaited, lacks) || slices.ContainsFunc(l.addedWatches(), func(m *mapper[K]) bool {
-		select {
-		case <-m.watch.cache.Synced():
-			return lacks(m.watch.cache)
-		default:
-			return false
-		}
-	})
+	leavesOut := func(m *mapper[K]) bool {
+		key, ok := any(item.key).(objectKey)
+		return ok && m.watch.primary && m.watch.leftOut(cache.ObjectName(key.AsNamespacedName()))
+	}
+	unlisted := func(c Awaited) bool { return c.Unlisted(item.tenant) }
+	return slices.ContainsFunc(l.awaited, unlisted) || slices.ContainsFunc(l.mappers, leavesOut) ||
+		slices.ContainsFunc(l.addedWatches(), func(m *mapper[K]) bool {
+			select {
+			case <-m.watch.cache.Synced():
+				return unlisted(m.watch.cache) || leavesOut(m)
+			default:
+				return false
+			}
+		})
 }
 
 // outcome is what came of a reconcile.
@@ -91,15 +137,10 @@ type outcome struct {
 	retry            bool // whether the key is retried, with back-off
 }
 
-// reconcileOnce calls reconcile for key and records the outcome. failures is how often in a row reconcile
-// has failed for key.
-func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
+// reconcileOnce calls reconcile for key, whose text is name, and records the outcome. failures is how often in
+// a row reconcile has failed for key.
+func (l *Loop[K]) reconcileOnce(work context.Context, key K, name string, failures int) (o outcome) {
 	started := time.Now()
-	l.setInFlight(key, InFlight{"a key whose String has not returned", started})
-	// K needs no String method: only people read the text of a key.
-	name := fmt.Sprint(key)
-	l.setInFlight(key, InFlight{name, started})
-
 	logger := klog.FromContext(work).WithValues("key", name)
 	ctx := klog.NewContext(work, logger)
 	if timeout := l.opts.Timeout; timeout > 0 {
@@ -136,20 +177,8 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		logger.Error(err, "Reconcile failed")
 	}
 	l.opts.Metrics.Observe(l.opts.labels(), o.result, time.Since(started))
-	l.mu.Lock()
-	delete(l.inFlight, key)
-	l.counts.reconciles++
-	l.mu.Unlock()
-	if err != nil && o.result != loopmetrics.Conflict && o.result != loopmetrics.NotLeading {
-		l.recordFailure(name, o.result, err)
-	}
+	l.record(name, o.result, err)
 	return o
-}
-
-func (l *Loop[K]) setInFlight(key K, reconcile InFlight) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.inFlight[key] = reconcile
 }
 
 // resultOf returns the metric's word for what reconcile returned. failures is as in reconcileOnce.

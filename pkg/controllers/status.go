@@ -23,10 +23,15 @@ type Status struct {
 	PhaseSince time.Time `json:"phaseSince,omitzero"`
 	Workers    int       `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, Delayed those whose delay or back-off has yet to
-	// pass, and Failing those whose last reconcile has failed.
+	// pass, Failing those whose last reconcile has failed, and Blocked those that wait until a cache has
+	// their namespace or their object, or this replica leads.
 	QueueDepth int `json:"queueDepth"`
 	Delayed    int `json:"delayed"`
 	Failing    int `json:"failing"`
+	Blocked    int `json:"blocked"`
+	// FailingKeys and BlockedKeys are up to ten of them, if there are more any ten.
+	FailingKeys []string `json:"failingKeys,omitempty"`
+	BlockedKeys []string `json:"blockedKeys,omitempty"`
 	// ToReplay counts the cached objects whose keys are not in the queue yet, after Run has begun or a watch
 	// was added.
 	ToReplay int        `json:"toReplay"`
@@ -82,21 +87,27 @@ type LastError struct {
 
 // Status returns a snapshot, with the keys in flight sorted by name.
 func (l *Loop[K]) Status() Status {
+	due, delayed := l.queue.counts() // before mu: reconciles must not wait for both locks
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := Status{
-		Name:       l.opts.String(),
-		Phase:      l.phase,
-		PhaseSince: l.phaseSince,
-		Workers:    l.opts.Workers,
-		InFlight:   make([]InFlight, 0, len(l.inFlight)),
-		Reconciles: l.counts.reconciles,
-		Errors:     l.counts.errors,
-		Panics:     l.counts.panics,
-		LastError:  l.lastErr,
+		Name:        l.opts.String(),
+		Phase:       l.phase,
+		PhaseSince:  l.phaseSince,
+		Workers:     l.opts.Workers,
+		QueueDepth:  due,
+		Delayed:     delayed,
+		Failing:     len(l.failing),
+		FailingKeys: someOf(l.failing),
+		Blocked:     len(l.blocked),
+		BlockedKeys: someOf(l.blocked),
+		ToReplay:    int(l.toReplay.Load()),
+		InFlight:    make([]InFlight, 0, len(l.inFlight)),
+		Reconciles:  l.counts.reconciles,
+		Errors:      l.counts.errors,
+		Panics:      l.counts.panics,
+		LastError:   l.lastErr,
 	}
-	s.QueueDepth, s.Delayed, s.Failing = l.queue.counts()
-	s.ToReplay = int(l.toReplay.Load())
 	for _, reconcile := range l.inFlight {
 		s.InFlight = append(s.InFlight, reconcile)
 	}
@@ -104,13 +115,31 @@ func (l *Loop[K]) Status() Status {
 	return s
 }
 
-// recordFailure records a failure for the status.
-func (l *Loop[K]) recordFailure(key, result string, err error) {
+// maxShown is how many failing and blocked keys a status names.
+const maxShown = 10
+
+// someOf returns the texts of up to maxShown keys, sorted.
+func someOf[K comparable](names map[K]string) (some []string) {
+	for _, name := range names {
+		if some = append(some, name); len(some) == maxShown {
+			break
+		}
+	}
+	slices.Sort(some)
+	return some
+}
+
+// record records a reconcile for the status.
+func (l *Loop[K]) record(key, result string, err error) {
 	if result == loopmetrics.Panic {
 		l.opts.Metrics.Panicked(l.opts.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.counts.reconciles++
+	if err == nil || result == loopmetrics.Conflict || result == loopmetrics.NotLeading {
+		return
+	}
 	switch result {
 	case loopmetrics.Panic:
 		l.counts.panics++
@@ -137,6 +166,9 @@ func (s *Status) Add(other Status) {
 	s.QueueDepth += other.QueueDepth
 	s.Delayed += other.Delayed
 	s.Failing += other.Failing
+	s.Blocked += other.Blocked
+	s.FailingKeys = joined(s.FailingKeys, other.FailingKeys)
+	s.BlockedKeys = joined(s.BlockedKeys, other.BlockedKeys)
 	s.ToReplay += other.ToReplay
 	s.InFlight = append(s.InFlight, other.InFlight...)
 	s.Reconciles += other.Reconciles
@@ -145,4 +177,10 @@ func (s *Status) Add(other Status) {
 	if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
 		s.LastError = other.LastError
 	}
+}
+
+// joined returns up to maxShown keys of two loops.
+func joined(a, b []string) []string {
+	all := slices.Concat(a, b)
+	return all[:min(len(all), maxShown)]
 }

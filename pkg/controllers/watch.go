@@ -19,6 +19,8 @@ import (
 type Watch[K comparable] struct {
 	mistake error // why NewLoop refuses the watch; then no other field is used
 	cache   Awaited
+	// leftOut is LeftOut of the informer.
+	leftOut func(cache.ObjectName) bool
 	// list returns the objects in the cache.
 	list func() []metav1.Object
 	// register registers the mapper of a loop. replay maps the newest state of an object in the cache. That
@@ -35,13 +37,12 @@ type Awaited interface {
 	Synced() <-chan struct{}
 	// Unlisted reports whether the cache knows nothing of a namespace, although it has synced.
 	Unlisted(namespace string) bool
-	// LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type.
-	LeftOut(name cache.ObjectName) bool
 }
 
 // watchable is what a watch asks of an [informers.Informer].
 type watchable[T any] interface {
 	Awaited
+	LeftOut(name cache.ObjectName) bool
 	Objects() []metav1.Object
 	Get(name cache.ObjectName) (object T, exists bool)
 	AddMapping(mapEvent func(old, current T, replayed bool) (mapped bool)) (replay func(cache.ObjectName), remove func())
@@ -112,7 +113,7 @@ func newWatch[T metav1.Object, K comparable](
 			return mapped
 		})
 	}
-	return Watch[K]{cache: informer, list: informer.Objects, register: register, primary: primary}
+	return Watch[K]{cache: informer, leftOut: informer.LeftOut, list: informer.Objects, register: register, primary: primary}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of that

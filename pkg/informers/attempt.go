@@ -6,6 +6,7 @@ package informers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -27,11 +28,19 @@ type attempt struct {
 	throttled error
 
 	cancelWatch context.CancelFunc // ends the context of the last watch; nil before the first
+	lasting     *time.Timer        // ends when the last watch has lasted workingAfter; nil before the first
 	freeSlot    func()             // gives the slot of the list in listSlots back; nil without one. A second call does nothing
 }
 
-// errBrief is for an attempt that must not go on as it is.
-var errBrief = errors.New("the last watch ended within a second, or the list cannot be streamed")
+var (
+	// errBrief is for an attempt that must not go on as it is.
+	errBrief = errors.New("the last watch ended within a second, or the list cannot be streamed")
+	// errCut is for a watch that was accepted and does not work, as behind a proxy that cuts streams.
+	errCut = fmt.Errorf("the watch was accepted, and ended within %s of the list", workingAfter)
+)
+
+// workingAfter is how long a watch must last to count as one that works.
+const workingAfter = 5 * time.Second
 
 // maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
 // list is read in pages. The reflector would stream it again for ever.
@@ -43,12 +52,19 @@ func (a *attempt) isBrief(now time.Time, streamed bool) bool {
 	return now.Sub(a.opened) < time.Second || streamed && a.streams == maxStreams
 }
 
-// watched notes that a watch or a streamed list has begun.
-func (a *attempt) watched(now time.Time, streamed bool) {
+// watched notes that a watch or a streamed list has begun. It calls works if that lasts.
+func (a *attempt) watched(now time.Time, streamed bool, works func()) {
 	a.opened = now
+	a.lasting = time.AfterFunc(workingAfter, works)
 	if streamed {
 		a.streams++
 	}
+}
+
+// isCut reports whether the watch, which has ended, never worked after the list. It does not concern a watch
+// that cannot be resumed later: a list follows that.
+func (a *attempt) isCut(now time.Time) bool {
+	return !a.listed.IsZero() && now.Sub(a.listed) < workingAfter
 }
 
 // complete notes that the list is complete.
@@ -68,5 +84,8 @@ func (a *attempt) endList() {
 func (a *attempt) endWatch() {
 	if a.cancelWatch != nil {
 		a.cancelWatch()
+	}
+	if a.lasting != nil {
+		a.lasting.Stop()
 	}
 }

@@ -73,10 +73,14 @@ func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) err
 	err := reflector.ListAndWatchWithContext(ctx)
 	f.attempt.endWatch()
 	f.attempt.endList()
-	if errors.Is(err, errBrief) {
-		return nil
+	if err != nil && !errors.Is(err, errBrief) {
+		return err
 	}
-	return err
+	if ctx.Err() == nil && f.attempt.isCut(time.Now()) {
+		f.state.recordFailure("watch", errCut)
+		return errCut
+	}
+	return nil
 }
 
 // begin begins an attempt. It waits for a slot in listSlots, if that is set, and returns false if ctx ends.

@@ -113,8 +113,8 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
 	if err == nil {
-		f.attempt.watched(time.Now(), streamed)
 		f.state.recordWatch()
+		f.attempt.watched(time.Now(), streamed, f.state.recordLasting)
 		return w, nil
 	}
 	if ctx.Err() != nil {

@@ -87,6 +87,7 @@ func TestFailureIsLoggedOncePerReason(t *testing.T) {
 		t.Errorf("logged %q", logged)
 	}
 	s.recordWatch()
+	s.recordLasting()
 	s.logFailure(forbidden)
 	assert.Equal(t, "lines after it worked again", 5, len(logged))
 }
@@ -132,6 +133,7 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 				t.Errorf("%d lists in ten minutes", n)
 			}
+			wantProblem(t, f, "reload", "cannot watch secrets: no usable answer")
 			c.mu.Lock()
 			c.endless, c.last = false, watch.Event{}
 			c.mu.Unlock()

@@ -82,6 +82,12 @@ func (s *state) recordWatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recorded.Watches++
+}
+
+// recordLasting records that a watch has lasted, and so works.
+func (s *state) recordLasting() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.recordSuccess("watch")
 }
 

@@ -27,9 +27,6 @@ type objectKey struct {
 // String returns pods/shop/p.
 func (k objectKey) String() string { return k.GroupResource().String() + "/" + k.ObjectName.String() }
 
-// Tenant returns the namespace, in whose turn the queue takes the key.
-func (k objectKey) Tenant() string { return k.Namespace }
-
 // dueRecord is what a run remembers of an object that is due within [horizon].
 type dueRecord struct {
 	obj       metav1.Object

@@ -151,12 +151,6 @@ func TestLostLeadershipIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestTenantOfAKeyIsItsNamespace(t *testing.T) {
-	if got := (objectKey{&followedType{}, cache.NewObjectName("shop", "p")}).Tenant(); got != "shop" {
-		t.Error(got)
-	}
-}
-
 // TestSameDeadlineTellsASuccessorApart has a successor of the same name, which a watch that was away shows as
 // an update.
 func TestSameDeadlineTellsASuccessorApart(t *testing.T) {

@@ -45,9 +45,6 @@ type QueueKey struct {
 // String returns KIND/NAMESPACE/NAME.
 func (k QueueKey) String() string { return k.Kind + "/" + k.ObjectName.String() }
 
-// Tenant returns the namespace, in whose turn the queue hands out the key.
-func (k QueueKey) Tenant() string { return k.Namespace }
-
 // Workload is what the decision needs of a workload of any kind.
 type Workload struct {
 	QueueKey
