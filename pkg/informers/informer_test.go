@@ -216,6 +216,8 @@ func TestShutdownDoesNotWaitForAFunctionThatHangs(t *testing.T) {
 			c.put(named("filter", "1"))
 			synctest.Wait()
 			begun := time.Now()
+			f.Stop()
+			assert.Equal(t, "Stop took", 0, time.Since(begun))
 			f.Shutdown()
 			took := time.Since(begun)
 			close(block)
@@ -555,9 +557,15 @@ func testMisfit(t *testing.T, need Need, misfit func(metav1.ObjectMeta) any) {
 	check(2, "shop/x", "shop/y")
 	_ = f.Update(fits("z"))
 	check(1, "shop/x", "shop/y", "shop/z")
+	known := false
+	i.objects.addIndex("known", func(o *Object) []string {
+		known = known || o.GetName() == "y" && i.bad.isMisfit(o.objectName())
+		return nil
+	})
 	again := misfit(metav1.ObjectMeta{Namespace: "shop", Name: "y", UID: "another"})
 	_ = f.Replace([]any{bad("x"), again, fits("z")}, "11") // y was deleted and created between two lists
 	check(2, "shop/x", "shop/z")
+	assert.Equal(t, "y is a misfit when its predecessor goes", true, known)
 	_ = f.Delete(bad("x"))
 	check(1, "shop/z")
 }
