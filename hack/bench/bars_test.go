@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestBarsAreAboutRows also compares bench.md with the rows, apart from what it says about the last
-// run, and the figures that other pages quote.
+// TestBarsAreAboutRows also compares bench.md and rows.md with the rows, apart from what bench.md says about
+// the last run, and the figures that other pages quote.
 func TestBarsAreAboutRows(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "bench")
 	bars, err := readBars(dir)
@@ -38,7 +38,10 @@ func TestBarsAreAboutRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, want, _ := strings.Cut(markdown(rows, bars, environment{}), "## Bars"); !strings.HasSuffix(string(page), want) {
-		t.Error("bench.md does not have the bars and rows of README.md and latest.json")
+		t.Error("bench.md does not have the bars of README.md with the rows of latest.json")
+	}
+	if page, err := os.ReadFile(filepath.Join(dir, "rows.md")); err != nil || string(page) != rowsMarkdown(rows) {
+		t.Errorf("rows.md does not have the rows of latest.json: %v", err)
 	}
 	if summary, _, _ := strings.Cut(markdown(rows, nil, environment{}), "!["); !strings.HasPrefix(string(page), summary) {
 		t.Errorf("bench.md does not begin with the medians of latest.json:\n%s", summary)

@@ -136,7 +136,7 @@ func (b *bench) addRow(name, subject, unit string, values ...float64) row {
 	return r
 }
 
-// writeResults merges the rows so far into latest.json and writes all of them to bench.md.
+// writeResults merges the rows so far into latest.json, and writes bench.md and rows.md from all of them.
 func (b *bench) writeResults() error {
 	old, err := readRows(b.opts.outDir)
 	if err != nil {
@@ -152,6 +152,7 @@ func (b *bench) writeResults() error {
 	}
 	b.env.LoadAfter = loadAverage()
 	return errors.Join(writeRows(b.opts.outDir, merged),
+		os.WriteFile(filepath.Join(b.opts.outDir, "rows.md"), []byte(rowsMarkdown(merged)), 0o644),
 		os.WriteFile(filepath.Join(b.opts.outDir, "bench.md"), []byte(markdown(merged, bars, b.env)), 0o644))
 }
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command bench measures the manager and its peers, all on one control plane on loopback, and
-// writes the figures to docs/bench: bench.md for people, latest.json for programs. `make bench
+// writes the figures to docs/bench: bench.md and rows.md for people, latest.json for programs. `make bench
 // ARGS='-run idle'` runs a part and replaces only the rows of that part. docs/bench/README.md
 // describes what is measured, and how.
 package main
@@ -75,7 +75,7 @@ func parseFlags() (options, error) {
 	var o options
 	benches := flag.String("run", strings.Join(names, ","), "the benchmarks to run")
 	subjects := flag.String("subjects", "", "only those whose names begin with this: quartermaster, kube-controller-manager, controller-runtime (default all)")
-	flag.StringVar(&o.outDir, "out", "", "the folder of bench.md and latest.json (default docs/bench)")
+	flag.StringVar(&o.outDir, "out", "", "the folder of bench.md, rows.md and latest.json (default docs/bench)")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
 	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication, widgets: the time from synced to steady; Go collects garbage at least every 2 minutes")
 	flag.Float64Var(&o.scale, "scale", 1, "multiplies the numbers of repetitions and of objects; less than 1 for a trial")

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// markdown returns bench.md: a summary, where the figures come from, the bars, and all rows.
+// markdown returns bench.md: a summary, where the figures come from, and the bars.
 func markdown(rows []row, bars []bar, env environment) string {
 	var s strings.Builder
 	s.WriteString("# Benchmarks\n\nWritten by `make bench`; do not edit. [README.md](README.md) tells what each row means and how it is measured.\n\n")
@@ -19,6 +19,14 @@ func markdown(rows []row, bars []bar, env environment) string {
 	}
 	writeEnvironment(&s, env)
 	writeBars(&s, rows, bars)
+	return s.String()
+}
+
+// rowsMarkdown returns rows.md: all rows, by part.
+func rowsMarkdown(rows []row) string {
+	var s strings.Builder
+	s.WriteString("# Rows of the benchmarks\n\nWritten by `make bench`; do not edit. [bench.md](bench.md) has them in short.\n" +
+		"[README.md](README.md) tells what each row means and how it is measured.\n")
 	for _, p := range parts() {
 		var partRows []row
 		for _, r := range rows {
@@ -63,7 +71,7 @@ func writeSummary(s *strings.Builder, rows []row) {
 		}
 		s.WriteString("\n")
 	}
-	s.WriteString("\nAn empty cell was not measured. The tables of the parts have the date of each row.\n\n")
+	s.WriteString("\nAn empty cell was not measured. [All rows](rows.md) have their date, machine, minimum, p99 and maximum.\n\n")
 }
 
 func writeEnvironment(s *strings.Builder, env environment) {

@@ -196,6 +196,7 @@ var samples = map[string]any{
 	"imagePullSecrets":                []any{map[string]any{"name": "a"}},
 	"namespaced.additionalNamespaces": []any{"team-b"},
 	"nodeSelector":                    map[string]any{"a": "b"},
+	"serviceMonitor.tlsConfig":        map[string]any{"serverName": "a"},
 	"tolerations":                     []any{map[string]any{"key": "a"}},
 }
 

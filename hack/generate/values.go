@@ -67,9 +67,10 @@ type values struct {
 	} `json:"podDisruptionBudget"`
 
 	ServiceMonitor struct {
-		Enabled  bool              `json:"enabled"`
-		Interval string            `json:"interval"`
-		Labels   map[string]string `json:"labels"`
+		Enabled   bool              `json:"enabled"`
+		Interval  string            `json:"interval"`
+		Labels    map[string]string `json:"labels"`
+		TLSConfig map[string]any    `json:"tlsConfig"`
 	} `json:"serviceMonitor"`
 	PrometheusRule struct {
 		Enabled bool              `json:"enabled"`

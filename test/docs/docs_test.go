@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
@@ -53,7 +54,12 @@ func TestLongDocsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, page := range all {
+		text, err := os.ReadFile(filepath.Join(root, page.Path))
+		assert.NoError(t, err)
 		script := ""
+		if strings.Contains(string(text), "first run `NS=kube-system`") { // others have a block
+			script = "NS=kube-system\n"
+		}
 		for _, b := range page.Blocks {
 			if b.Run {
 				script += b.Script
