@@ -359,10 +359,10 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 					}
 				}
 				server.answers[path] = tc.later
-				if tc.later == noAnswer {
+				switch tc.later {
+				case noAnswer:
 					delete(server.answers, path)
-				}
-				if tc.later == noServer {
+				case noServer:
 					server.answers = map[string]string{path: "404", "/api": "404", "/apis": "404"}
 				}
 				<-time.After(max(unknownKindTTL, tc.pause))

@@ -92,9 +92,18 @@ func (o *openClusters) addStatus(s *controllers.Status, stuckAfter time.Duration
 			for i := range one.InFlight {
 				one.InFlight[i].Key += " in cluster " + c.name
 			}
+			one.FailingKeys, one.BlockedKeys = c.named(one.FailingKeys), c.named(one.BlockedKeys)
 			s.Add(one)
 		}
 	}
+}
+
+// named returns the texts of keys with the name of the cluster.
+func (c *otherCluster) named(keys []string) (named []string) {
+	for _, key := range keys {
+		named = append(named, key+" in cluster "+c.name)
+	}
+	return named
 }
 
 // problem returns an error that names the clusters in which loops have ended unexpectedly, or functions of

@@ -154,7 +154,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		p := &process{loopMetrics: loopmetrics.New(metrics.NewKubeRegistry())}
 		loop := &scripted{runs: []func(context.Context) error{fails, func(context.Context) error { panic("a bug") }, untilTheEnd},
-			status: controllers.Status{Phase: controllers.PhaseDraining, PhaseSince: time.Now(), InFlight: []controllers.InFlight{{Key: "shop/a"}}}}
+			status: controllers.Status{Phase: controllers.PhaseDraining, PhaseSince: time.Now(), InFlight: []controllers.InFlight{{Key: "shop/a"}}, FailingKeys: []string{"shop/f"}}}
 		one := &openClusters{process: p, controller: "one"}
 		far := &otherCluster{openClusters: one, name: "far", cache: &informers.ClusterCache{}, life: ctx, end: end, release: func() {}}
 		one.all = []*otherCluster{far}
@@ -169,7 +169,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		for range 2 {
 			assert.Equal(t, "in flight", []controllers.InFlight{{Key: "shop/b"}, {Key: "shop/a in cluster far"}}, h.Status().InFlight)
 		}
-		assert.Equal(t, "the array of the controller", controllers.InFlight{}, retained[1])
+		assert.Equal(t, "the array of the controller, and a failing key", []any{controllers.InFlight{}, []string{"shop/f in cluster far"}}, []any{retained[1], h.Status().FailingKeys})
 		<-time.After(2 * time.Hour)
 		lines(t, h.health.Check(nil), "reconciling shop/a in cluster far for 2562047h47m16.854775807s, longer than --controller-stuck-after=1h0m0s", "the loop of cluster far has been draining for 2h1m0s, longer than --controller-stuck-after=1h0m0s")
 		far.close()

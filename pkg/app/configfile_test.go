@@ -59,15 +59,11 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				":7: controllers: yaml: unmarshal errors:", "  line 7: cannot unmarshal !!map into string"}},
 		"nothing where a value is due": {configHeader + "flags:\n  dry-run:\n  kubeconfig: ~\n  controllers:\n", []string{":4: dry-run: has no value", ":5: kubeconfig: has no value", ":6: controllers: has no value"}},
 		"a value that its flag does not take, one that is out of bounds, and one of the command line": {
-			configHeader + "flags:\n  shutdown-timeout: 15\n  kube-api-qps: 0\n",
-			[]string{
+			configHeader + "flags:\n  shutdown-timeout: 15\n  kube-api-qps: 0\n", []string{
 				`:4: shutdown-timeout: time: missing unit in duration "15"`,
-				":5: --kube-api-qps: must be at least 0.1, or negative for no limit, got 0",
-				"--insecure-port: must be 0 to 65535, got 70000"}},
+				":5: --kube-api-qps: must be at least 0.1, or negative for no limit, got 0", "--insecure-port: must be 0 to 65535, got 70000"}},
 		"lists and maps in a text of several lines": {
-			configHeader + "flags:\n  config-reload-exclude-namespaces: |\n    a\n    b\n" +
-				"  allow-metric-labels: |\n    m,l=a\n    n,l=b\n",
-			[]string{
+			configHeader + "flags:\n  config-reload-exclude-namespaces: |\n    a\n    b\n  allow-metric-labels: |\n    m,l=a\n    n,l=b\n", []string{
 				":4: config-reload-exclude-namespaces: must be a list or a map, or a single line as on the command line",
 				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line"}},
 		"another version": {"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",

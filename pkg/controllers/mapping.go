@@ -3,6 +3,16 @@
 
 package controllers
 
+// The way of an event to a reconcile:
+//
+//	informer: object stored      then its listener is called, in the order of an object's events
+//	mapper: gate open?           no: dropped, since Run shows what is in the cache when it begins
+//	Watch: only, then keys       the author's functions, under the mapper's lock
+//	queue: add                   in the first lane, in the turn of the key's tenant
+//	worker: take, reconcile
+//
+// A replay takes the same way from the mapper on, with the state that the cache has then, to the second lane.
+
 import (
 	"cmp"
 	"context"

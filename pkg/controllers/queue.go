@@ -52,6 +52,20 @@ const endAtOnce = 1000
 //
 //	round 1: a, b
 //	round 2: c
+//
+// A key that comes back does so in the turn in which it was taken. For instance, a source in team has 300
+// targets in shop, and all fail: they come back in turns of team, one in each round, and a change in shop
+// waits for one of them at most.
+//
+// What changes the state of a key:
+//
+//	            sets                            clears
+//	makeDue     due, turnTenant
+//	take        taken, lane, returnTenant       due, parked
+//	park        parked
+//	done        askedAt or backoffAt, returnAt  taken; backoffAt after a success
+//	endDelays   due                             those of askedAt, backoffAt, returnAt that have passed
+//	unpark      due                             parked
 type queue[K comparable] struct {
 	metrics loopmetrics.Queue
 
@@ -248,9 +262,7 @@ func (q *queue[K]) take() *queueItem[K] {
 	}
 	q.depth--
 	item.taken, item.parked, item.due = true, false, [2]position{}
-	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
-	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
-	// for shop by adding it again.
+	// A key that comes back for shop keeps the turn of shop: team cannot delay it by adding it again.
 	if item.turnTenant == item.tenant || item.returnAt.IsZero() {
 		item.returnTenant = item.turnTenant
 	}

@@ -11,7 +11,9 @@ import (
 )
 
 // attempt is the state of one call of the reflector's ListAndWatchWithContext, which makes a list and then
-// watches. WatchWithContext tells the reflector by its error what to do next:
+// watches. The feed steers it, since left alone it asks a busy server for a list in pages too, asks without
+// end for a list that breaks in the middle, watches again at once after a watch that broke at once, and
+// waits without ctx. WatchWithContext tells the reflector by its error what to do next:
 //
 //	asked for          error                      the reflector
 //	a streamed list    429, connection refused    waits without ctx, and asks again: it never gets these

@@ -3,6 +3,15 @@
 
 package informers
 
+// How far the first lists have come decides four things:
+//
+//	Synced, for loops   an informer has filled the cache with one namespace, and the others are filled or
+//	                    refused, or firstListWait has passed since the first was
+//	Unlisted, for keys  until the namespace of the key is filled
+//	CheckSync, for      not refused, and not failing unless no informer has synced; a pending list counts for
+//	/readyz             maxFirstList
+//	Problem             until all are filled: refused or failing, or not synced yet
+
 import (
 	"slices"
 	"sync"

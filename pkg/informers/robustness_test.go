@@ -40,7 +40,6 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			startSynced(t, f)
 			pass(time.Minute) // the reflector lists again after a watch of less than a second
 			before := c.count()
-
 			c.failWith(func(string) error { return failure })
 			c.breakWatches(false)
 			pass(30 * time.Second)
@@ -57,13 +56,11 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
 				t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
 			}
-
 			c.failWith(nil)
 			c.put(named("b", "1"))
 			pass(2 * time.Minute)
 			wantNames(t, f, "shop/a", "shop/b")
 			assert.NoError(t, f.Problem("reload"))
-
 			c.failWith(func(string) error { return failure })
 			c.breakWatches(true)
 			pass(5 * time.Minute)

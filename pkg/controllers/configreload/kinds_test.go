@@ -182,9 +182,7 @@ func TestReconcilePatchesRollouts(t *testing.T) {
 	oldState, newState := stateOf(cmKey, hash1), stateOf(cmKey, hash2)
 	otherVar := variableSet("OTHER", "x")
 	fromSecret := func(t *corev1.PodTemplateSpec) {
-		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
-			SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}},
-		})
+		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}}})
 	}
 	marked := pod(otherVar, variableSet(cmVar, hash1), reads("app-config"))
 	two := pod(otherVar, variableSet(dbVar, dbHash1), variableSet(cmVar, hash1), reads("app-config"), fromSecret)

@@ -82,16 +82,12 @@ func TestReconcileDecidesAgainOnAConflict(t *testing.T) {
 			f.expectMetric(3, "reloads_total", "kind", "Deployment", "result", "error")
 		}, slices.Repeat(rollPatches, 13), reloadedEvent, wasRefused, wasRefused, wasRefused),
 		// A webhook may deny a write with any status, including 404, which also means that the workload is gone.
-		"a 404 that stays does not lose a reload, and is reported": {
-			change: refused(4, denial, changeCM), want: slices.Repeat(rollPatches, 5), events: []string{reloadedEvent, failedEvent + denial.ErrStatus.Message},
-		},
+		"a 404 that stays does not lose a reload, and is reported": {change: refused(4, denial, changeCM), want: slices.Repeat(rollPatches, 5), events: []string{reloadedEvent, failedEvent + denial.ErrStatus.Message}},
 		"a 404 of a webhook does not lose the recording of a state": {
 			objects: objectList{cm1(), deploy(web)}, change: refused(4, denial, func(f *fixture) { f.Put(deploy(web, kAuto, "true")) }),
 			want: slices.Repeat([]string{statePatch(state1)}, 5), events: []string{notRecordedEvent + denial.ErrStatus.Message},
 		},
-		"a 404 of a webhook does not lose the end of a pause": {
-			objects: objectList{pausedBefore}, change: refused(4, denial, func(*fixture) {}), want: slices.Repeat([]string{resumePatch()}, 5),
-		},
+		"a 404 of a webhook does not lose the end of a pause": {objects: objectList{pausedBefore}, change: refused(4, denial, func(*fixture) {}), want: slices.Repeat([]string{resumePatch()}, 5)},
 	})
 }
 

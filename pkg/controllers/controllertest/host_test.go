@@ -302,33 +302,23 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		change func(*entry)
 		want   string
 	}{
-		"a verb that Permissions do not allow": {
-			func(e *entry) { e.Permissions = allowing("configmaps") },
-			`controller greeter: Permissions do not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`,
-		},
-		"a resource that Permissions do not let it follow": {
-			func(e *entry) { *e, _ = following(informers.Secrets, allowing("configmaps")) },
-			`Permissions do not allow what a controller follows; missing is {APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"watch"}}`,
-		},
+		"a verb that Permissions do not allow": {func(e *entry) { e.Permissions = allowing("configmaps") },
+			`controller greeter: Permissions do not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`},
+		"a resource that Permissions do not let it follow": {func(e *entry) { *e, _ = following(informers.Secrets, allowing("configmaps")) },
+			`Permissions do not allow what a controller follows; missing is {APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"watch"}}`},
 		"the name of a client of the manager's own": {func(e *entry) { e.Name = "events" }, "controller events: the name is that of a client of the manager's own"},
 		"a panic": {func(e *entry) { *e = doing("greeter", panicking) }, "controller greeter panicked 9 times"},
-		"a cluster that the test has not added": {
-			func(e *entry) {
-				*e = doing("greeter", func(_ context.Context, h controllers.Host) error {
-					_, err := h.Cluster("far", &rest.Config{Host: "https://192.0.2.1"})
-					return err
-				})
-			},
-			`the cluster "far" is at https://192.0.2.1, where AddCluster has added none`,
-		},
-		"a resource without namespaces that is declared as if it had some": {
-			func(e *entry) {
-				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
-					return []informers.Need{{Resource: schema.GroupVersionResource{Version: "v1", Resource: "nodes"}}}, nil
-				}
-			},
-			"controller greeter: the objects of nodes have no namespace, so ClusterScoped must be set where it needs them",
-		},
+		"a cluster that the test has not added": {func(e *entry) {
+			*e = doing("greeter", func(_ context.Context, h controllers.Host) error {
+				_, err := h.Cluster("far", &rest.Config{Host: "https://192.0.2.1"})
+				return err
+			})
+		}, `the cluster "far" is at https://192.0.2.1, where AddCluster has added none`},
+		"a resource without namespaces that is declared as if it had some": {func(e *entry) {
+			e.Needs = func(controllers.Settings) ([]informers.Need, error) {
+				return []informers.Need{{Resource: schema.GroupVersionResource{Version: "v1", Resource: "nodes"}}}, nil
+			}
+		}, "controller greeter: the objects of nodes have no namespace, so ClusterScoped must be set where it needs them"},
 		"a second Depose":                    {func(*entry) {}, "there is no standby for Depose: Setup.Standby adds one"},
 		"a reconcile that outlasts its term": {func(e *entry) { *e = doing("greeter", slow) }, "HolderChanged\ncontroller greeter has been reconciling shop/a for"},
 	} {
