@@ -21,11 +21,11 @@
 // look at.
 //
 // In each lane the tenants of the keys take turns, one key each. So a change of one tenant does not wait
-// for the hundreds of keys that another has due. The tenant of a [cache.ObjectName], or of a key
-// that embeds one, is its namespace; the tenant of another type of key is what its method Tenant() string
-// returns. Other keys have one tenant together. With --namespaces, the tenant also says which namespace must
-// have been listed before the key is taken: a tenant that is none of them waits for all. A reconcile that makes other keys due names the tenant whose object asked for that, see
-// [Loop.EnqueueFor].
+// for the hundreds of keys that another has due. The tenant of a [cache.ObjectName], or of a key that embeds
+// one, is its namespace; the tenant of another type of key is what its method Tenant() string returns. Other
+// keys have one tenant together. A reconcile that makes other keys due names the tenant whose object asked
+// for that, see [Loop.EnqueueFor]. With --namespaces, the tenant also says which namespace must have been
+// listed before the key is taken: a tenant that is none of them waits for all.
 //
 // # What drops a key
 //

@@ -50,8 +50,9 @@ type LoopOptions struct {
 	// in any case. The host sets 2 s less than that, but at least half of it; for another cluster, 2 s.
 	DrainTimeout time.Duration
 	// WaitFor are caches that reconciles read. Run waits until they have synced, as it does for those of
-	// watches. It takes no key of a namespace of which one of them knows nothing. The host sets what the entry has in Needs; in another
-	// cluster, nothing. A controller may add what Entry.New follows, or leave out what its loop does not read.
+	// watches. It takes no key of a namespace of which one of them knows nothing. The host sets what the entry
+	// has in Needs; in another cluster, nothing. A controller may add what Entry.New follows, or leave out what
+	// its loop does not read.
 	WaitFor []Awaited
 	// Metrics counts for /metrics. A loop without it, in a test of its author's, counts for itself.
 	Metrics *loopmetrics.Metrics

@@ -34,7 +34,7 @@ const changesPerReplay = 4
 // queue at once take 3 MiB.
 const replayAhead = 500
 
-// endAtOnce is how many keys become due under one hold of the queue's lock when their delay has passed: at the
+// endAtOnce is how many keys whose delay has passed become due under one hold of the queue's lock: at the
 // boundary of a schedule there may be 100,000.
 const endAtOnce = 1000
 

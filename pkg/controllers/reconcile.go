@@ -137,8 +137,8 @@ type outcome struct {
 	retry            bool // whether the key is retried, with back-off
 }
 
-// reconcileOnce calls reconcile for key, whose text is name, and records the outcome. failures is how often in
-// a row reconcile has failed for key.
+// reconcileOnce calls reconcile for key, whose text is name, and records the outcome. failures is how often
+// in a row reconcile has failed for key.
 func (l *Loop[K]) reconcileOnce(work context.Context, key K, name string, failures int) (o outcome) {
 	started := time.Now()
 	logger := klog.FromContext(work).WithValues("key", name)
