@@ -30,7 +30,7 @@ type attempt struct {
 	throttled error
 
 	cancelWatch context.CancelFunc // ends the context of the last watch; nil before the first
-	lasting     *time.Timer        // ends when the last watch has lasted workingAfter; nil before the first
+	lasting     *time.Timer        // ends when the last watch has worked for workingAfter; nil before the first
 	freeSlot    func()             // gives the slot of the list in listSlots back; nil without one. A second call does nothing
 }
 
@@ -54,12 +54,14 @@ func (a *attempt) isBrief(now time.Time, streamed bool) bool {
 	return now.Sub(a.opened) < time.Second || streamed && a.streams == maxStreams
 }
 
-// watched notes that a watch or a streamed list has begun. It calls works if that lasts.
+// watched notes that a watch or a streamed list has begun. works is called when the watch, or the one that
+// goes on from the list, has lasted.
 func (a *attempt) watched(now time.Time, streamed bool, works func()) {
 	a.opened = now
 	a.lasting = time.AfterFunc(workingAfter, works)
 	if streamed {
 		a.streams++
+		a.lasting.Stop() // until complete
 	}
 }
 
@@ -72,6 +74,9 @@ func (a *attempt) isCut(now time.Time) bool {
 // complete notes that the list is complete.
 func (a *attempt) complete(now time.Time) {
 	a.listed, a.opened = now, time.Time{}
+	if a.lasting != nil {
+		a.lasting.Reset(workingAfter)
+	}
 	a.endList()
 }
 

@@ -41,7 +41,7 @@ type cluster struct {
 	requests  []string // verb and options of all requests
 	noStreams bool
 	endless   bool        // streamed lists lack the bookmark that ends them
-	slow      bool        // pages after the first get 410
+	slow      bool        // pages after the first get 410, and streamed lists begin after 10 s
 	last      watch.Event // if it has a type, watches and streamed lists end with it
 }
 
@@ -195,7 +195,8 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	w := watch.NewProxyWatcher(result)
 	context.AfterFunc(ctx, w.Stop)
 	c.watches = append(c.watches, w)
-	go c.send(result, w.StopChan(), first, from, ends)
+	wait := map[bool]time.Duration{true: 10 * time.Second}[stream && c.slow]
+	time.AfterFunc(wait, func() { c.send(result, w.StopChan(), first, from, ends) })
 	return w, nil
 }
 

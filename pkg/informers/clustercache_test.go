@@ -219,7 +219,6 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 			c.put(expiring("a", "3h"))
 			c.put(named("b", "1"))
 			h.want(t, "+new=2h", "~a=3h", "-b")
-
 			c.breakWatches(true)
 			c.remove("shop/a")
 			c.put(named("new", "1"))

@@ -112,18 +112,19 @@ func TestEndingWatchBacksOff(t *testing.T) {
 	expired := watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus}
 	changed := watch.Event{Type: watch.Modified, Object: in("shop", "a", "2")}
 	for name, tc := range map[string]struct {
-		noStreams, endless bool
-		last               watch.Event
+		noStreams, endless, slow bool
+		last                     watch.Event
 	}{
 		"with an error, by streamed lists": {last: expired},
 		"with an error, by paged lists":    {last: expired, noStreams: true},
 		"with an event, by streamed lists": {last: changed},
 		"with an event, by paged lists":    {last: changed, noStreams: true},
+		"with an event, by slow streams":   {last: changed, slow: true},
 		"in the middle of a streamed list": {last: changed, endless: true},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
-			c.noStreams, c.endless, c.last = tc.noStreams, tc.endless, tc.last
+			c.noStreams, c.endless, c.slow, c.last = tc.noStreams, tc.endless, tc.slow, tc.last
 			f := newTestCache(t, c, reloadNeed)
 			f.Start(t.Context())
 			pass(10 * time.Minute)
@@ -132,7 +133,7 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			}
 			wantProblem(t, f, "reload", "cannot watch secrets: no usable answer")
 			c.mu.Lock()
-			c.endless, c.last = false, watch.Event{}
+			c.endless, c.slow, c.last = false, false, watch.Event{}
 			c.mu.Unlock()
 			pass(3 * time.Minute)
 			lists := secretsStatus(f).Lists
