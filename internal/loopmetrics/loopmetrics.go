@@ -49,6 +49,8 @@ type Metrics struct {
 	panics     *metrics.CounterVec
 	restarts   *metrics.CounterVec
 	longest    *computedGauge
+	failing    *computedGauge
+	blocked    *computedGauge
 	problem    *computedGauge
 	depth      *computedGauge
 	adds       *metrics.CounterVec
@@ -82,6 +84,11 @@ func New(reg metrics.KubeRegistry) *Metrics {
 		}, []string{"controller"}),
 		longest: newComputedGauge("quartermaster_controller_longest_running_reconcile_seconds",
 			"Age of the oldest reconcile in flight, by controller and loop; 0 if none is.", metrics.ALPHA, "controller", "loop", "cluster"),
+		failing: newComputedGauge("quartermaster_controller_failing_keys",
+			"Number of keys whose last reconcile has failed, by controller and loop.", metrics.ALPHA, "controller", "loop", "cluster"),
+		blocked: newComputedGauge("quartermaster_controller_blocked_keys",
+			"Number of keys that wait until a cache has their namespace or object, or this replica leads, by controller and loop.",
+			metrics.ALPHA, "controller", "loop", "cluster"),
 		problem: newComputedGauge("quartermaster_controller_problem",
 			"1 while the health check of the controller fails, else 0, by controller.", metrics.ALPHA, "controller"),
 		depth: newComputedGauge("workqueue_depth", "Current depth of workqueue", metrics.BETA, "name"),
@@ -105,17 +112,27 @@ func New(reg metrics.KubeRegistry) *Metrics {
 	reg.MustRegister(m.reconciles, m.duration, m.panics, m.restarts, m.adds, m.retries, m.waits)
 	reg.CustomMustRegister(m.depth)
 	reg.CustomMustRegister(m.longest)
+	reg.CustomMustRegister(m.failing)
+	reg.CustomMustRegister(m.blocked)
 	reg.CustomMustRegister(m.problem)
 	return m
 }
 
+// Now is the present state of a loop.
+type Now struct {
+	Depth, Failing, Blocked int
+	Longest                 time.Duration // age of the oldest reconcile in flight
+}
+
 // AddLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
-// returns false if another loop has these series, or a name of the same text.
-func (m *Metrics) AddLoop(l Loop, depth func() int, longest func() time.Duration) bool {
-	if !m.depth.add(l.String(), "", "", func() float64 { return float64(depth()) }) {
+// returns false if another loop has these series, or a name of the same text. now is called at each scrape.
+func (m *Metrics) AddLoop(l Loop, now func() Now) bool {
+	if !m.depth.add(l.String(), "", "", func() float64 { return float64(now().Depth) }) {
 		return false
 	}
-	m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return longest().Seconds() })
+	m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return now().Longest.Seconds() })
+	m.failing.add(l.Controller, l.Name, l.Cluster, func() float64 { return float64(now().Failing) })
+	m.blocked.add(l.Controller, l.Name, l.Cluster, func() float64 { return float64(now().Blocked) })
 	for _, result := range Results {
 		m.reconciles.WithLabelValues(l.Controller, l.Name, l.Cluster, result).Add(0)
 	}
@@ -130,7 +147,9 @@ func (m *Metrics) RemoveLoop(l Loop) {
 		m.reconciles.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster, "result": result})
 	}
 	m.duration.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster})
-	m.longest.remove(l.Controller, l.Name, l.Cluster)
+	for _, gauge := range []*computedGauge{m.longest, m.failing, m.blocked} {
+		gauge.remove(l.Controller, l.Name, l.Cluster)
+	}
 	for _, series := range []interface{ Delete(map[string]string) bool }{m.adds, m.retries, m.waits} {
 		series.Delete(map[string]string{"name": l.String()})
 	}

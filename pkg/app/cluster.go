@@ -88,22 +88,9 @@ func (o *openClusters) addStatus(s *controllers.Status, stuckAfter time.Duration
 			if err := lingers(one, stuckAfter); err != nil && one.Phase != controllers.PhaseSyncing { // the cluster may be away
 				s.Problem = strings.TrimPrefix(fmt.Sprintf("%s\nthe loop of cluster %s %v", s.Problem, c.name, err), "\n")
 			}
-			one.InFlight = slices.Clone(one.InFlight)
-			for i := range one.InFlight {
-				one.InFlight[i].Key += " in cluster " + c.name
-			}
-			one.FailingKeys, one.BlockedKeys = c.named(one.FailingKeys), c.named(one.BlockedKeys)
-			s.Add(one)
+			s.Add(one.In(" in cluster " + c.name))
 		}
 	}
-}
-
-// named returns the texts of keys with the name of the cluster.
-func (c *otherCluster) named(keys []string) (named []string) {
-	for _, key := range keys {
-		named = append(named, key+" in cluster "+c.name)
-	}
-	return named
 }
 
 // problem returns an error that names the clusters in which loops have ended unexpectedly, or functions of

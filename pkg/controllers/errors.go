@@ -51,13 +51,13 @@ type terminalError struct{ error }
 
 func (e *terminalError) Unwrap() error { return e.error }
 
-func isTerminal(err error) bool { // unwrapped by errtree.Every
-	switch any(err).(type) {
-	case *terminalError, *DryRunError:
-		return true
-	}
-	return false
+// isTerminal and isDryRun are for errtree.Every, which unwraps.
+func isTerminal(err error) bool {
+	_, ok := any(err).(*terminalError)
+	return ok || isDryRun(err)
 }
+
+func isDryRun(err error) bool { _, ok := any(err).(*DryRunError); return ok }
 
 // DryRunError is the error of a controller's request that was not sent, because --dry-run is set and the
 // request cannot be a dry run. It is terminal, see TerminalError. Test for it with errors.As.

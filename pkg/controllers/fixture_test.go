@@ -148,7 +148,11 @@ func (m *memory) Objects() (list []metav1.Object) {
 func (m *memory) Synced() <-chan struct{} { return m.synced }
 
 // self returns what WatchSelf returns, and mapped what WatchMapped returns.
-func (m *memory) self() Watch[cache.ObjectName] { return m.mapped(ownName[*corev1.ConfigMap]) }
+func (m *memory) self() Watch[cache.ObjectName] {
+	watch := m.mapped(ownName[*corev1.ConfigMap])
+	watch.leftOut = func(name cache.ObjectName) bool { return m.Unlisted(name.String()) }
+	return watch
+}
 
 func (m *memory) mapped(
 	keys func(Event[*corev1.ConfigMap]) []cache.ObjectName, only ...func(Event[*corev1.ConfigMap]) bool,
@@ -156,8 +160,7 @@ func (m *memory) mapped(
 	return newWatch(m, true, keys, only)
 }
 
-func (m *memory) Unlisted(namespace string) bool     { return m.unlisted != nil && m.unlisted(namespace) }
-func (m *memory) LeftOut(name cache.ObjectName) bool { return m.Unlisted(name.String()) }
+func (m *memory) Unlisted(namespace string) bool { return m.unlisted != nil && m.unlisted(namespace) }
 
 // fixture is a loop over ConfigMaps, in a bubble of fake time. Their informer has synced before, as on a warm
 // standby. A name without a namespace is of the namespace shop.

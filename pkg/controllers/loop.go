@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
@@ -61,9 +62,8 @@ type Loop[K comparable] struct {
 //
 // If a key is due at several times, the earliest counts: a later result does not postpone it.
 //
-// A key is held back, and looked at again every 10 s, while a cache for which Run has waited lacks its
-// namespace; and if the key is a [cache.ObjectName], or embeds one, while the cache of a WatchSelf or a
-// WatchMapped leaves out the object of that name, since it does not fit its Go type.
+// A key is blocked, and looked at again every 10 s, while a cache for which Run has waited lacks its
+// namespace, or the cache of a [WatchSelf] leaves out its object, which does not fit its Go type.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -84,12 +84,11 @@ func NewLoop[K comparable](
 		}
 		l.awaited = append(l.awaited, w.cache)
 	}
-	depth := func() int { return l.Status().QueueDepth }
-	longest := func() time.Duration {
-		_, running := l.Status().LongestRunning(time.Now())
-		return running
-	}
-	if !opts.Metrics.AddLoop(opts.labels(), depth, longest) {
+	if !opts.Metrics.AddLoop(opts.labels(), func() loopmetrics.Now {
+		s := l.Status()
+		_, running := s.LongestRunning(time.Now())
+		return loopmetrics.Now{Depth: s.QueueDepth, Failing: s.Failing, Blocked: s.Blocked, Longest: running}
+	}) {
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; "+
 			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
@@ -165,7 +164,11 @@ func (l *Loop[K]) Enqueue(keys ...K) { l.enqueue(laneChanges, keys) }
 func (l *Loop[K]) enqueue(ln lane, keys []K) {
 	for _, key := range keys {
 		tenant := l.tenantOf(key)
-		l.queue.add(key, tenant, ln, tenant)
+		if ln == laneReplay {
+			l.queue.addReplayed(key, tenant)
+		} else {
+			l.queue.add(key, tenant, ln, tenant)
+		}
 	}
 }
 

@@ -62,7 +62,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", utilerrors.NewAggregate([]error{apierrors.NewTooManyRequests("busy", 2), tooMany}))}}, []float64{0, 30}, loopmetrics.Error},
 		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []float64{0, 300}, loopmetrics.Error},
 		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []float64{0, 0.1}, loopmetrics.Conflict},
-		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []float64{0, 0.1, 0.3, 0.7, 8.7}, loopmetrics.Error},
+		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []float64{0, 0.1, 0.3, 0.7, 1.7}, loopmetrics.Error},
 		"a field that somebody else manages is an error at once": {0, []outcome{{err: managed}}, []float64{0, 1}, loopmetrics.Error},
 		"the back-off grows to five minutes": {0, slices.Repeat([]outcome{{err: bad}}, 11),
 			[]float64{0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111}, loopmetrics.Error},
@@ -70,6 +70,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"a terminal error is called again only after a duration": {0, []outcome{{after: 9 * time.Second, err: TerminalError(bad)}, {err: fmt.Errorf("read: %w", TerminalError(bad))}},
 			[]float64{0, 9}, loopmetrics.Terminal},
 		"a terminal error beside another is tried again": {0, []outcome{{err: fmt.Errorf("read: %w", errors.Join(TerminalError(bad), bad))}}, []float64{0, 1}, loopmetrics.Error},
+		"a refusal by --dry-run is no failure":           {0, []outcome{{err: &DryRunError{}}}, []float64{0}, loopmetrics.Terminal},
 		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), &DryRunError{})}}, []float64{0}, loopmetrics.Terminal},
 		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []float64{0, 1}, loopmetrics.Error},
 		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []float64{0, 0.1}, loopmetrics.Conflict},
@@ -98,6 +99,8 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			if n := f.loop.Status().Errors; tc.result == loopmetrics.Conflict && n != 0 {
 				t.Errorf("the status shows %d errors", n)
 			}
+			failing := tc.result == loopmetrics.Terminal && !strings.Contains(name, "dry-run")
+			assert.Equal(t, "whether the key is shown as failing in the end", failing, f.loop.Status().Failing > 0)
 		})
 	}
 }
@@ -210,12 +213,12 @@ func TestKeyWaitsWhileACacheLacksIt(t *testing.T) {
 		lacks   string
 		blocked []string
 	}{
-		"a namespace, and the loop waits for the cache":   {"wait", "team", []string{"team/b"}},
-		"a namespace, in the cache of an added watch":     {"add", "team", []string{"team/b"}},
-		"an object that does not fit its Go type":         {"watch", "team/b", []string{"team/b"}},
-		"an object that does not fit, of an added watch":  {"add", "team/b", []string{"team/b"}},
-		"another object of the name, in WaitFor":          {"wait", "team/b", nil},
-		"another object of the name, whose changes count": {"watch changes", "team/b", nil},
+		"a namespace, and the loop waits for the cache":     {"wait", "team", []string{"team/b"}},
+		"a namespace, in the cache of an added watch":       {"add", "team", []string{"team/b"}},
+		"an object that does not fit its Go type":           {"watch", "team/b", []string{"team/b"}},
+		"an object that does not fit, of an added watch":    {"add", "team/b", []string{"team/b"}},
+		"another object of the name, in WaitFor":            {"wait", "team/b", nil},
+		"another object of the name, which is mapped to it": {"map", "team/b", nil},
 	} {
 		subtest.InBubble(t, name, func(t *testing.T) {
 			f, other, later := newFixture(t, "a", "team/b"), newMemory("1"), newMemory("1")
@@ -225,8 +228,10 @@ func TestKeyWaitsWhileACacheLacksIt(t *testing.T) {
 			switch tc.use {
 			case "wait":
 				f.opts.WaitFor = []Awaited{other}
-			case "watch", "watch changes":
-				watches = append(watches, newWatch(other, tc.use == "watch", ownName[*corev1.ConfigMap], nil))
+			case "watch":
+				watches = append(watches, other.self())
+			case "map":
+				watches = append(watches, other.mapped(ownName[*corev1.ConfigMap]))
 			case "add":
 				added = append(added, other)
 			}
@@ -455,10 +460,11 @@ func TestLoopsHaveOneStatusAndEndTogether(t *testing.T) {
 	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
 	l := Loops{
 		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, Delayed: 5, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},
-		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, FailingKeys: []string{"b"}, ToReplay: 4, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
+		fixed{Status{Name: "c/sync", Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, Delayed: 2, Failing: 1, FailingKeys: []string{"b"}, ToReplay: 4, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
 		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
 	}
-	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, FailingKeys: []string{"b"}, ToReplay: 4, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
+	want := Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, Delayed: 7, Failing: 1, FailingKeys: []string{"b in loop sync"}, ToReplay: 4, InFlight: []InFlight{{Key: "a"}, {Key: "b in loop sync"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: &LastError{Key: "b in loop sync", Time: late.Time}}
+	assert.Equal(t, "status", want, l.Status())
 	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}
@@ -511,7 +517,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	assert.NoError(t, err)
 	_, err = NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing)
 	assert.NoError(t, err)
-	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
+	want := []string{"quartermaster_controller_blocked_keys", "quartermaster_controller_failing_keys", "quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
 		"workqueue_adds_total", "workqueue_depth", "workqueue_queue_duration_seconds", "workqueue_retries_total"}
 	assert.Equal(t, "series", want, series())
 	assert.Equal(t, "name", "x/y@far", l.Status().Name)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
@@ -67,6 +68,9 @@ func (l Loops) Status() Status {
 		one := loop.Status()
 		if slices.Index(phasesOfLoops, one.Phase) < slices.Index(phasesOfLoops, s.Phase) {
 			s.Phase, s.PhaseSince = one.Phase, one.PhaseSince
+		}
+		if _, name, found := strings.Cut(one.Name, "/"); found {
+			one = one.In(" in loop " + name)
 		}
 		s.Add(one)
 	}

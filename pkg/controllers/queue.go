@@ -30,9 +30,13 @@ const (
 // led.
 const changesPerReplay = 4
 
-// replayAhead is how many keys wait in laneReplay before a replay waits too, since 10,000 keys in the
-// queue at once take 3 MiB.
-const replayAhead = 500
+// replayAhead is how many keys of a replay wait before the replay waits too. It also waits while laneReplay
+// has maxReplay keys, which take 3 MiB: a reconcile may add many keys there, see EnqueueFor, and they must not
+// keep the replay from the objects of others.
+const (
+	replayAhead = 500
+	maxReplay   = 10_000
+)
 
 // endAtOnce is how many keys whose delay has passed become due under one hold of the queue's lock: at the
 // boundary of a schedule there may be 100,000.
@@ -60,9 +64,10 @@ const endAtOnce = 1000
 // What changes the state of a key:
 //
 //	            sets                            clears
-//	makeDue     due, turnTenant
-//	take        taken, lane, returnTenant       due, parked
+//	makeDue     due, turnTenant; replayed by addReplayed
+//	take        taken, lane, returnTenant       due, replayed, parked, backIn
 //	park        parked
+//	putBack     backIn, and what done sets
 //	done        askedAt or backoffAt, returnAt  taken; backoffAt after a success
 //	endDelays   due                             those of askedAt, backoffAt, returnAt that have passed
 //	unpark      due                             parked
@@ -74,12 +79,13 @@ type queue[K comparable] struct {
 	mostItems     int                 // length that items has had
 	rounds        [2]rounds[K]        // the due keys of each lane, but those that a worker has
 	depth         int                 // number of keys in rounds
+	replayed      int                 // number of due keys that addReplayed has added
 	changesInARow int                 // keys taken from laneChanges since the last one from laneReplay
 	delayed       *btree.BTree[*queueItem[K]]
 	lastDelaySeq  uint64      // of the key that was delayed last
 	timer         *time.Timer // of the first delayed key
 	readyCond     *sync.Cond  // signals that a key is due
-	roomCond      *sync.Cond  // broadcasts when laneReplay may have become shorter
+	roomCond      *sync.Cond  // broadcasts when waitForRoom may have room
 }
 
 // queueItem is a key for as long as it is due, taken, delayed or parked.
@@ -90,6 +96,7 @@ type queueItem[K comparable] struct {
 	due        [2]position // in each lane; zero if it is not due there
 	turnTenant string      // in whose turn it is due
 	since      time.Time   // when it became due
+	replayed   bool        // addReplayed has made it due
 	taken      bool        // a worker has it: even if it is due, it is taken again only when the worker is done
 
 	// Set when a worker takes it:
@@ -102,6 +109,7 @@ type queueItem[K comparable] struct {
 	returnAt  time.Time // the earlier of both, when it comes back; zero if it is not delayed
 	delaySeq  uint64    // tells keys apart that come back at the same time
 	parked    bool      // it comes back when this replica leads
+	backIn    lane      // in which it comes back after a time
 }
 
 func (item *queueItem[K]) isDue() bool { return item.due != [2]position{} }
@@ -154,7 +162,7 @@ func (q *queue[K]) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.timer.Stop()
-	q.items, q.rounds, q.depth, q.delayed = nil, [2]rounds[K]{}, 0, nil
+	q.items, q.rounds, q.depth, q.replayed, q.delayed = nil, [2]rounds[K]{}, 0, 0, nil
 	q.readyCond.Broadcast()
 	q.roomCond.Broadcast()
 }
@@ -174,16 +182,34 @@ func (q *queue[K]) counts() (due, delayed int) {
 func (q *queue[K]) add(key K, tenant string, ln lane, turnTenant string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.items == nil {
-		return
+	if item := q.item(key, tenant); item != nil {
+		q.makeDue(item, ln, turnTenant)
 	}
+}
+
+// addReplayed adds a key to laneReplay that a replay has mapped. waitForRoom counts it.
+func (q *queue[K]) addReplayed(key K, tenant string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if item := q.item(key, tenant); item != nil {
+		q.makeDue(item, laneReplay, tenant)
+		if !item.replayed {
+			item.replayed = true
+			q.replayed++
+		}
+	}
+}
+
+// item returns the item of a key, and makes one if there is none; nil while the queue is closed. The caller
+// holds mu.
+func (q *queue[K]) item(key K, tenant string) *queueItem[K] {
 	item := q.items[key]
-	if item == nil {
+	if item == nil && q.items != nil {
 		item = &queueItem[K]{key: key, tenant: tenant}
 		q.items[key] = item
 		q.mostItems = max(q.mostItems, len(q.items))
 	}
-	q.makeDue(item, ln, turnTenant)
+	return item
 }
 
 // makeDue makes a key due in a lane, unless it is due there earlier. The caller holds mu.
@@ -261,7 +287,11 @@ func (q *queue[K]) take() *queueItem[K] {
 		}
 	}
 	q.depth--
-	item.taken, item.parked, item.due = true, false, [2]position{}
+	if item.replayed {
+		item.replayed = false
+		q.replayed--
+	}
+	item.taken, item.parked, item.backIn, item.due = true, false, laneChanges, [2]position{}
 	// A key that comes back for shop keeps the turn of shop: team cannot delay it by adding it again.
 	if item.turnTenant == item.tenant || item.returnAt.IsZero() {
 		item.returnTenant = item.turnTenant
@@ -328,6 +358,14 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	}
 }
 
+// putBack lets a taken key that was not reconciled come back after a time, in the lane in which it was due.
+func (q *queue[K]) putBack(item *queueItem[K], after time.Duration) {
+	q.mu.Lock()
+	item.backIn = item.lane
+	q.mu.Unlock()
+	q.done(item, after, item.failures)
+}
+
 // earlier returns the earlier of two times, of which a zero one does not count.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
@@ -376,13 +414,16 @@ func (q *queue[K]) endDelays() {
 			}
 		}
 		q.delay(item)
-		q.makeDue(item, laneChanges, item.returnTenant)
+		q.makeDue(item, item.backIn, item.returnTenant)
 	}
 }
 
-// waitForRoom waits while laneReplay has replayAhead keys. It returns false if ctx ends.
+// waitForRoom waits while there are replayAhead keys of replays, or maxReplay keys in laneReplay. It returns
+// false if ctx ends.
 func (q *queue[K]) waitForRoom(ctx context.Context) bool {
-	full := func() bool { return q.items != nil && q.rounds[laneReplay].keys.Len() >= replayAhead }
+	full := func() bool {
+		return q.items != nil && (q.replayed >= replayAhead || q.rounds[laneReplay].keys.Len() >= maxReplay)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if full() {

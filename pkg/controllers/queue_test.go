@@ -315,12 +315,20 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 			assert.Equal(t, "keys that are due and delayed", [2]int{due, 3 - due}, counts(q))
 			pass(time.Second)
 		}
+		q = testQueue[int](t)
 		for n := range 2*endAtOnce + 1 {
 			q.add(n, "", laneReplay, "")
-			q.done(q.take(), time.Second, 0)
+			q.putBack(q.take(), time.Second)
 		}
 		pass(time.Minute)
 		assert.Equal(t, "keys that are due and delayed", [2]int{2*endAtOnce + 1}, counts(q))
+		q.add(0, "", laneChanges, "")
+		for range 2 { // the second time, it comes back
+			it := q.take()
+			assert.Equal(t, "key before those that were put back into the second lane", 0, it.key)
+			q.done(it, time.Second, 0)
+			pass(time.Minute)
+		}
 	})
 }
 
@@ -362,9 +370,9 @@ func objects(namespace string, n int) (names []string) {
 	return names
 }
 
-// wide enqueues 300 keys, each in a namespace of its own, on behalf of the tenant of busy/source.
+// wide enqueues 600 keys, each in a namespace of its own, on behalf of the tenant of busy/source.
 func wide(ctx context.Context, f *fixture, key cache.ObjectName) time.Duration {
-	for i := range 300 {
+	for i := range replayAhead + 100 {
 		if key.Name == "source" {
 			f.loop.EnqueueFor(ctx, key.Namespace, keyOf(fmt.Sprintf("target-%d/a", i)))
 		}
@@ -384,7 +392,7 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 	}{
 		"300 keys at once":        {enqueue, nil},
 		"300 changes":             {func(f *fixture) { f.put("2", objects("busy", 300)...) }, nil},
-		"300 targets of a source": {func(f *fixture) { f.loop.Enqueue(keyOf("busy/source")) }, wide},
+		"600 targets of a source": {func(f *fixture) { f.loop.Enqueue(keyOf("busy/source")) }, wide},
 		"300 keys that come again": {enqueue, func(_ context.Context, _ *fixture, key cache.ObjectName) (after time.Duration) {
 			if key.Namespace == "busy" {
 				after = time.Second
@@ -418,20 +426,26 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 // TestFairnessOfReplayAgainstFanOut has an object of another tenant that makes many keys due while
 // a leader begins.
 func TestFairnessOfReplayAgainstFanOut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// mine/a comes last, since it was written first.
-		f := newPaced(t, wide, "mine/a", "other-0/a", "other-1/a", "other-2/a", "other-3/a", "busy/source")
-		f.expectNext(11, "mine/a") // the source, then the five others, each after one target at most
-		f.put("1", "busy/new")
-		f.expectNext(2, "busy/new")
-	})
+	// The source, then the other tenants. The replay of 600 waits for the queue, but not for the targets.
+	for others, within := range map[int]int{4: 11, 600: 620} {
+		subtest.InBubble(t, fmt.Sprint(others), func(t *testing.T) {
+			names := []string{"mine/a"} // it comes last, since it was written first
+			for i := range others {
+				names = append(names, fmt.Sprintf("other-%d/a", i))
+			}
+			f := newPaced(t, wide, append(names, "busy/source")...)
+			f.expectNext(within, "mine/a")
+			f.put("1", "busy/new")
+			f.expectNext(2, "busy/new")
+		})
+	}
 }
 
 func TestRoomInTheQueueWakesEveryReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {
-			q.add(i, "", laneReplay, "")
+			q.addReplayed(i, "")
 		}
 		var waiting sync.WaitGroup
 		for range 3 {

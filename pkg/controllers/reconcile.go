@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/errtree"
@@ -29,7 +28,7 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	name := l.begin(item.key)
 	if l.isLacking(item) {
 		l.end(item.key, name, item.failures > 0, true)
-		l.queue.done(item, lackingRetry, item.failures)
+		l.queue.putBack(item, lackingRetry)
 		return true
 	}
 	o := l.reconcileOnce(reconciling{Draining(work), item.lane}.addTo(work), item.key, name, item.failures)
@@ -37,14 +36,17 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if parked {
 		o.retry = false // it comes back when this replica leads
 	}
-	l.end(item.key, name, o.retry, parked)
+	l.end(item.key, name, o.failed, parked)
 	if !o.retry {
 		l.queue.done(item, o.after, 0)
 		return true
 	}
 	delay := l.opts.backoff(item.failures)
-	if o.result == loopmetrics.Conflict {
+	switch {
+	case o.result == loopmetrics.Conflict:
 		delay = min(delay, conflictRetry<<item.failures)
+	case o.conflict:
+		delay = l.opts.backoff(item.failures - conflictsBeforeError)
 	}
 	if o.after > 0 {
 		delay = min(delay, o.after)
@@ -110,13 +112,10 @@ const (
 )
 
 // isLacking reports whether a cache for which Run has waited, or that of an added watch once it has synced,
-// lacks the namespace of a key, or whether a watch that maps the objects in its cache leaves out the one with
-// the key's name: to a reconcile, they would seem to be gone.
+// lacks the namespace of a key, or whether the cache of a WatchSelf leaves out its object: to a reconcile, they
+// would seem to be gone, or the object would be in a state that no write can change.
 func (l *Loop[K]) isLacking(item *queueItem[K]) bool {
-	leavesOut := func(m *mapper[K]) bool {
-		key, ok := any(item.key).(objectKey)
-		return ok && m.watch.primary && m.watch.leftOut(cache.ObjectName(key.AsNamespacedName()))
-	}
+	leavesOut := func(m *mapper[K]) bool { return m.watch.leftOut != nil && m.watch.leftOut(item.key) }
 	unlisted := func(c Awaited) bool { return c.Unlisted(item.tenant) }
 	return slices.ContainsFunc(l.awaited, unlisted) || slices.ContainsFunc(l.mappers, leavesOut) ||
 		slices.ContainsFunc(l.addedWatches(), func(m *mapper[K]) bool {
@@ -135,6 +134,8 @@ type outcome struct {
 	// after is what reconcile returned, notBefore how long the API server asked to wait.
 	after, notBefore time.Duration
 	retry            bool // whether the key is retried, with back-off
+	conflict         bool // whether there were nothing but conflicts
+	failed           bool // whether somebody should know: not a conflict, a refusal by the fence or by --dry-run
 }
 
 // reconcileOnce calls reconcile for key, whose text is name, and records the outcome. failures is how often
@@ -149,9 +150,10 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, name string, failur
 			fmt.Errorf("the reconcile took longer than LoopOptions.Timeout, %s", timeout))
 		defer cancel()
 	}
+	refused := false // by --dry-run
 	stack, err := panics.Recover(func() (err error) {
 		o.after, err = l.reconcile(ctx, key)
-		o.result = resultOf(o.after, err, failures)
+		o.result, o.conflict, refused = resultOf(o.after, err, failures), errtree.Every(err, isConflict), errtree.Every(err, isDryRun)
 		o.notBefore = min(retryAfter(err), maxBackoff)
 		return err
 	})
@@ -177,6 +179,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, name string, failur
 		logger.Error(err, "Reconcile failed")
 	}
 	l.opts.Metrics.Observe(l.opts.labels(), o.result, time.Since(started))
+	o.failed = err != nil && o.result != loopmetrics.Conflict && o.result != loopmetrics.NotLeading && !refused
 	l.record(name, o.result, err)
 	return o
 }

@@ -29,7 +29,7 @@ type Status struct {
 	Delayed    int `json:"delayed"`
 	Failing    int `json:"failing"`
 	Blocked    int `json:"blocked"`
-	// FailingKeys and BlockedKeys are up to ten of them, if there are more any ten.
+	// FailingKeys and BlockedKeys name ten of them at most.
 	FailingKeys []string `json:"failingKeys,omitempty"`
 	BlockedKeys []string `json:"blockedKeys,omitempty"`
 	// ToReplay counts the cached objects whose keys are not in the queue yet, after Run has begun or a watch
@@ -160,6 +160,24 @@ func (s Status) LongestRunning(now time.Time) (key string, running time.Duration
 	return key, running
 }
 
+// In returns the status with where, such as " in cluster east", behind the keys. It leaves alone the arrays,
+// which their author may retain.
+func (s Status) In(where string) Status {
+	s.InFlight, s.FailingKeys, s.BlockedKeys = slices.Clone(s.InFlight), slices.Clone(s.FailingKeys), slices.Clone(s.BlockedKeys)
+	for i := range s.InFlight {
+		s.InFlight[i].Key += where
+	}
+	for _, keys := range [][]string{s.FailingKeys, s.BlockedKeys} {
+		for i := range keys {
+			keys[i] += where
+		}
+	}
+	if s.LastError != nil {
+		s.LastError = &LastError{s.LastError.Key + where, s.LastError.Text, s.LastError.Time}
+	}
+	return s
+}
+
 // Add adds what another loop of the controller does, apart from its phase.
 func (s *Status) Add(other Status) {
 	s.Workers += other.Workers
@@ -179,8 +197,10 @@ func (s *Status) Add(other Status) {
 	}
 }
 
-// joined returns up to maxShown keys of two loops.
-func joined(a, b []string) []string {
-	all := slices.Concat(a, b)
+// joined returns up to maxShown keys of two loops, by turns: one loop must not hide the other.
+func joined(a, b []string) (all []string) {
+	for i := range maxShown {
+		all = slices.Concat(all, a[min(i, len(a)):min(i+1, len(a))], b[min(i, len(b)):min(i+1, len(b))])
+	}
 	return all[:min(len(all), maxShown)]
 }

@@ -19,8 +19,8 @@ import (
 type Watch[K comparable] struct {
 	mistake error // why NewLoop refuses the watch; then no other field is used
 	cache   Awaited
-	// leftOut is LeftOut of the informer.
-	leftOut func(cache.ObjectName) bool
+	// leftOut, of WatchSelf, reports whether the cache leaves out the object of a key.
+	leftOut func(K) bool
 	// list returns the objects in the cache.
 	list func() []metav1.Object
 	// register registers the mapper of a loop. replay maps the newest state of an object in the cache. That
@@ -42,7 +42,6 @@ type Awaited interface {
 // watchable is what a watch asks of an [informers.Informer].
 type watchable[T any] interface {
 	Awaited
-	LeftOut(name cache.ObjectName) bool
 	Objects() []metav1.Object
 	Get(name cache.ObjectName) (object T, exists bool)
 	AddMapping(mapEvent func(old, current T, replayed bool) (mapped bool)) (replay func(cache.ObjectName), remove func())
@@ -55,9 +54,14 @@ type Event[T any] struct {
 }
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
-// are in the cache. only is as for [WatchMapped].
+// are in the cache. A key is blocked while the cache leaves out its object, which does not fit its Go type. only
+// is as for [WatchMapped].
 func WatchSelf[T metav1.Object](informer *informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
-	return WatchMapped(informer, ownName[T], only...)
+	watch := WatchMapped(informer, ownName[T], only...)
+	if watch.mistake == nil {
+		watch.leftOut = informer.LeftOut
+	}
+	return watch
 }
 
 func ownName[T metav1.Object](e Event[T]) []cache.ObjectName {
@@ -113,7 +117,7 @@ func newWatch[T metav1.Object, K comparable](
 			return mapped
 		})
 	}
-	return Watch[K]{cache: informer, leftOut: informer.LeftOut, list: informer.Objects, register: register, primary: primary}
+	return Watch[K]{cache: informer, list: informer.Objects, register: register, primary: primary}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of that

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -17,9 +18,13 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// maxBad limits how many calls that panic are remembered of a resource, and how many misfits are in the log,
-// since anybody may create such objects.
-const maxBad = 1000
+const (
+	// maxBad limits how many calls that panic are remembered of a resource, since anybody may create such objects.
+	maxBad = 1000
+	// misfitsPerSecond and misfitsAtOnce limit the log's lines about misfits of a resource, and maxMisfitText the
+	// bytes of an error in them, which may quote a whole field: anybody may change such an object all the time.
+	misfitsPerSecond, misfitsAtOnce, maxMisfitText = 1, 100, 300
+)
 
 // stuckCall is how long a controller's function may take for one object. Meanwhile other events wait: those
 // of the handler or, for a function that is no handler, all events of the resource.
@@ -29,9 +34,10 @@ const stuckCall = time.Minute
 // It remembers the objects on which a function panics or hangs, and the misfits. None of them ends the
 // process. A panic or a misfit does not stop other controllers; a call that hangs may.
 type badObjects struct {
-	resource   string
-	logger     klog.Logger
-	countPanic func(controller string) // called for every panic
+	resource    string
+	logger      klog.Logger
+	misfitLines *rate.Limiter
+	countPanic  func(controller string) // called for every panic
 
 	mu       sync.Mutex
 	calls    uint64                 // so far
@@ -57,7 +63,7 @@ type runningCall struct {
 
 func newBadObjects(resource string, logger klog.Logger, countPanic func(controller string)) *badObjects {
 	return &badObjects{
-		resource: resource, logger: logger, countPanic: countPanic,
+		resource: resource, logger: logger, misfitLines: rate.NewLimiter(misfitsPerSecond, misfitsAtOnce), countPanic: countPanic,
 		running: map[uint64]runningCall{}, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{},
 	}
 }
@@ -102,14 +108,14 @@ func (b *badObjects) addMisfit(m *misfit) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, known := b.misfits[cache.MetaObjectToName(m)]
-	b.misfits[cache.MetaObjectToName(m)] = struct{}{} // of all of them: LeftOut keeps loops from taking them as gone
-	if !known && len(b.misfits) <= maxBad {
-		b.logger.Error(m.err, "An object does not fit its Go type, and is left out",
+	b.misfits[cache.MetaObjectToName(m)] = struct{}{} // without a limit: to a loop, a forgotten one would seem to be gone
+	if !known && b.misfitLines.Allow() {
+		b.logger.Error(fmt.Errorf("%.*s", maxMisfitText, m.err), "An object does not fit its Go type, and is left out",
 			"resource", b.resource, "object", klog.KObj(m))
 	}
 }
 
-// forgetMisfit forgets that an object did not fit its Go type.
+// forgetMisfit forgets that an object did not fit its Go type, since it does now, or is gone.
 func (b *badObjects) forgetMisfit(object cache.ObjectName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,7 +138,7 @@ func (b *badObjects) forgetFunction(controller, function string) {
 	})
 }
 
-// forgetPanics forgets the panics on an object, since another one has its name now.
+// forgetPanics forgets the panics on an object, since it is gone, or another one has its name now.
 func (b *badObjects) forgetPanics(object cache.ObjectName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -53,7 +53,7 @@ func (d tolerantDecoder) Decode(
 	if err == nil || into != nil || runtime.IsNotRegisteredError(err) { // the scheme lacks the type of all objects
 		return obj, gvk, err
 	}
-	// In the case of the keys, as client-go decodes: another case is another field, which a CRD may keep.
+	// As client-go decodes: "Metadata" is another field than "metadata", and a CRD may keep both.
 	var raw struct {
 		metav1.TypeMeta `json:",inline"`
 		Metadata        struct {

@@ -91,11 +91,9 @@ func (i *informer) leaveOut(f *feed, m *misfit) {
 	}
 }
 
-// LeftOut reports whether the cache leaves out an object that exists, since it does not fit its Go type, and
-// has no earlier state of it.
-func (i *informer) LeftOut(name cache.ObjectName) bool {
-	return i.bad.isMisfit(name) && i.objects.get(name.String()) == nil
-}
+// LeftOut reports whether an object exists in a state that does not fit its Go type. The cache leaves it out,
+// or has an earlier state of it.
+func (i *informer) LeftOut(name cache.ObjectName) bool { return i.bad.isMisfit(name) }
 
 // remove removes an object that f has read as deleted, or that Filter no longer accepts.
 func (i *informer) remove(f *feed, obj any) error {
@@ -106,7 +104,8 @@ func (i *informer) remove(f *feed, obj any) error {
 	name := cache.MetaObjectToName(m)
 	i.removeKey(f, name.String())
 	// removeKey has just called the index functions with the object again, which may have panicked again.
-	i.bad.forgetGone(func(n cache.ObjectName) bool { return n == name })
+	i.bad.forgetPanics(name)
+	i.bad.forgetMisfit(name)
 	return nil
 }
 

@@ -325,8 +325,8 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			run: func(f *fixture) {
 				f.OnWrite(func(controllertest.Request) error { return conflict() })
 				f.put(r1)
-				f.Sleep(time.Minute / 2) // at once, twice; after 0.1, 0.3, 0.7, 8.7 and 24.7 s, twice each
-				if n := len(f.Writes()); n != 12 {
+				f.Sleep(time.Minute / 2) // at once, twice; after 0.1, 0.3, 0.7, 1.7, 3.7, 7.7 and 15.7 s, twice each
+				if n := len(f.Writes()); n != 16 {
 					f.Errorf("%d writes", n)
 				}
 			},
