@@ -50,7 +50,7 @@ func newControllerMetrics(reg controllers.MetricsRegistry, c *controller) *contr
 			Help:    "Time from the deadline until an object was deleted.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 3600, 86400}}),
 		trips: metrics.NewCounterVec(counter("breaker_trips_total",
-			"How often too many objects of one namespace, or of all in total, were due within a minute."), []string{"scope"}),
+			"How often the limit of deletions within a minute was reached, of one namespace or in total, and more were due."), []string{"scope"}),
 		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
 	}
 	reg.MustRegister(m.deletions, m.invalid, m.ruleErrors, m.lag, m.trips, m.skew)
@@ -81,13 +81,13 @@ func newControllerMetrics(reg controllers.MetricsRegistry, c *controller) *contr
 		m.trips.WithLabelValues(string(scope)).Add(0)
 	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
-		gauge("breaker_open", "1 while annotations or rules delete nothing at all, because too many objects were due."), func() float64 {
+		gauge("breaker_open", "1 while annotations or rules delete nothing at all, because the limit of deletions within a minute was reached and more are due."), func() float64 {
 			_, annotationStopped := c.breaker.Stopped(time.Now())
 			_, ruleStopped := c.ruleBreaker.Stopped(time.Now())
 			return float64(boolToInt(annotationStopped || ruleStopped))
 		}))
 	reg.RawMustRegister(metrics.NewGaugeFunc(
-		gauge("stopped_namespaces", "Namespaces in which annotations or rules delete nothing, because too many of their objects were due."), func() float64 {
+		gauge("stopped_namespaces", "Namespaces in which annotations or rules delete nothing, because the limit of deletions within a minute was reached and more are due."), func() float64 {
 			namespaces, _ := c.breaker.Stopped(time.Now())
 			ruleNamespaces, _ := c.ruleBreaker.Stopped(time.Now())
 			return float64(namespaces + ruleNamespaces)
