@@ -533,9 +533,7 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(time.Second, func() { cancel(errors.New("told to end")) })
 			err := hostedControllers{fine, h}.run(ctx)
-			if got := errors.Is(err, election.ErrUnfinished); got != tc.want {
-				t.Errorf("run returned %v", err)
-			}
+			assert.Equal(t, fmt.Sprintf("whether run returned ErrUnfinished, of %v", err), tc.want, errors.Is(err, election.ErrUnfinished))
 		})
 	}
 }

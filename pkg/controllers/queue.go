@@ -31,8 +31,8 @@ const (
 const changesPerReplay = 4
 
 // replayAhead is how many keys of a replay wait before the replay waits too. It also waits while laneReplay
-// has maxReplay keys, which take 3 MiB: a reconcile may add many keys there, see EnqueueFor, and they must not
-// keep the replay from the objects of others.
+// has maxReplay keys, which take 3 MiB: a reconcile may add many keys there, see EnqueueFor. Fewer of them do
+// not keep the replay from the objects of others.
 const (
 	replayAhead = 500
 	maxReplay   = 10_000

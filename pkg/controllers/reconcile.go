@@ -112,8 +112,8 @@ const (
 )
 
 // isLacking reports whether a cache for which Run has waited, or that of an added watch once it has synced,
-// lacks the namespace of a key, or whether the cache of a WatchSelf leaves out its object: to a reconcile, they
-// would seem to be gone, or the object would be in a state that no write can change.
+// lacks the namespace of a key, or whether the cache of a WatchSelf leaves out the object. To a reconcile,
+// these would seem to be gone, or the object would have an old state, with which each write meets a conflict.
 func (l *Loop[K]) isLacking(item *queueItem[K]) bool {
 	leavesOut := func(m *mapper[K]) bool { return m.watch.leftOut != nil && m.watch.leftOut(item.key) }
 	unlisted := func(c Awaited) bool { return c.Unlisted(item.tenant) }

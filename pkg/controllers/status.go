@@ -23,8 +23,8 @@ type Status struct {
 	PhaseSince time.Time `json:"phaseSince,omitzero"`
 	Workers    int       `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, Delayed those whose delay or back-off has yet to
-	// pass, Failing those that are tried again after an error or a conflict, without those of a TerminalError,
-	// and Blocked those that wait until a cache has their namespace or their object, or this replica leads.
+	// pass, Failing those whose last reconcile has failed, conflicts and refusals of --dry-run apart, and
+	// Blocked those that wait until a cache has their namespace or their object, or this replica leads.
 	QueueDepth int `json:"queueDepth"`
 	Delayed    int `json:"delayed"`
 	Failing    int `json:"failing"`

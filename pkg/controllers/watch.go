@@ -54,8 +54,8 @@ type Event[T any] struct {
 }
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
-// are in the cache. A key is blocked while the cache leaves out its object, which does not fit its Go type. only
-// is as for [WatchMapped].
+// are in the cache. While the cache leaves out an object, since that does not fit its Go type, the key is
+// blocked. only is as for [WatchMapped].
 func WatchSelf[T metav1.Object](informer *informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
 	watch := WatchMapped(informer, ownName[T], only...)
 	if watch.mistake == nil {

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// maxBad limits how many calls that panic are remembered of a resource, since anybody may create such objects.
+	// maxBad limits how many calls that panic are remembered of a resource: anybody may create such objects.
 	maxBad = 1000
-	// misfitsPerSecond and misfitsAtOnce limit the log's lines about misfits of a resource, and maxMisfitText the
-	// bytes of an error in them, which may quote a whole field: anybody may change such an object all the time.
+	// misfitsPerSecond and misfitsAtOnce limit the log's lines about misfits of a resource, and maxMisfitText
+	// the letters of an error in them, which may quote a field: anybody may change such an object all the time.
 	misfitsPerSecond, misfitsAtOnce, maxMisfitText = 1, 100, 300
 )
 

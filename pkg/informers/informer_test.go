@@ -53,14 +53,8 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 			{version: "7", uid: "a", value: "2", created: true, first: "5", changed: "7"},
 			{version: "9", uid: "a", value: "2", created: true, first: "5", changed: "7"},
 		},
-		"a change that a list shows": {
-			{version: "5", uid: "a", value: "1", created: true, first: "5"},
-			{version: "7", uid: "a", value: "2", listed: true, created: true, first: "5", changed: "7"},
-		},
-		"another object of the name is new": {
-			{version: "5", uid: "a", value: "1", created: true, first: "5"},
-			{version: "7", uid: "b", value: "2", listed: true, first: "7"},
-		},
+		"a change that a list shows":        {{version: "5", uid: "a", value: "1", created: true, first: "5"}, {version: "7", uid: "a", value: "2", listed: true, created: true, first: "5", changed: "7"}},
+		"another object of the name is new": {{version: "5", uid: "a", value: "1", created: true, first: "5"}, {version: "7", uid: "b", value: "2", listed: true, first: "7"}},
 		"data that come or go are no change, and hide what was before": {
 			{version: "4", uid: "a", value: "1", created: true, first: "4"},
 			{version: "5", uid: "a", first: "4"},

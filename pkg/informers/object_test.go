@@ -8,9 +8,14 @@ import (
 	"crypto/sha1"
 	"crypto/sha256"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
 	"github.com/google/uuid"
-	"github.com/quartermaster-dev/quartermaster/internal/assert"
-	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,12 +27,9 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"math/rand/v2"
-	"runtime"
-	"slices"
-	"strconv"
-	"strings"
-	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // digestSHA1 and digestHMAC have the sizes of what config-reload and replication declare.

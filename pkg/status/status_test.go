@@ -207,9 +207,7 @@ func TestFenceIsFoundByItsNamespace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options{namespace: metav1.NamespaceSystem, leaseName: "w"}
-			if got := o.readFence(t.Context(), fake.NewClientset(tc.bindings...), &report{}); got != tc.want {
-				t.Errorf("%+v, want %+v", got, tc.want)
-			}
+			assert.Equal(t, "fence", tc.want, o.readFence(t.Context(), fake.NewClientset(tc.bindings...), &report{}))
 		})
 	}
 }

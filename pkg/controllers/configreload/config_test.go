@@ -202,8 +202,6 @@ func TestLongNamesLeaveRoomForASuffix(t *testing.T) {
 		strings.Repeat("a", 63):               strings.Repeat("a", 52),
 		strings.Repeat("a", 50) + "-.nightly": strings.Repeat("a", 50), // a dot before a hyphen is no name
 	} {
-		if got := cutName(name); got != want {
-			t.Errorf("%s is cut to %q, want %q", name, got, want)
-		}
+		assert.Equal(t, name+" is cut to", want, cutName(name))
 	}
 }

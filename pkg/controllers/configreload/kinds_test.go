@@ -401,9 +401,7 @@ func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 			f.advance(time.Minute)
 			changeCM(f)
 		}, hash2, 2},
-		"no other 404 than the namespace's ends the attempts": {
-			refuseCreations(apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func(*fixture) {}), hash2, 1,
-		},
+		"no other 404 than the namespace's ends the attempts": {refuseCreations(apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func(*fixture) {}), hash2, 1},
 		"a Job that somebody deletes meanwhile is left alone": {func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			f.Delete(f.job())

@@ -109,11 +109,9 @@ func TestTakeoverRollsEachChangeOnce(t *testing.T) {
 		rolls              bool // else all of want is refused
 	}
 	bubbles(t, map[string]row{
-		"a change of a source rolls":                 {change: changeCM, want: rollPatches, rolls: true},
-		"a change that was taken back rolls nothing": {change: func(f *fixture) { changeCM(f); f.Put(cm1()) }},
-		"a change after the creation of a workload that nobody has recorded rolls": {
-			workloads: little, before: withoutWorkload, change: func(f *fixture) { f.Put(asksForAuto()); changeCM(f) }, want: rollPatches, rolls: true,
-		},
+		"a change of a source rolls":                                               {change: changeCM, want: rollPatches, rolls: true},
+		"a change that was taken back rolls nothing":                               {change: func(f *fixture) { changeCM(f); f.Put(cm1()) }},
+		"a change after the creation of a workload that nobody has recorded rolls": {workloads: little, before: withoutWorkload, change: func(f *fixture) { f.Put(asksForAuto()); changeCM(f) }, want: rollPatches, rolls: true},
 		"a change before the creation of a workload that nobody has recorded is only recorded": {
 			workloads: little, before: withoutWorkload, change: func(f *fixture) { changeCM(f); f.Put(asksForAuto()) }, want: []string{statePatch(state2)}, rolls: true,
 		},
@@ -367,9 +365,7 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 		"a source that is gone rolls nothing":                       {objects: objectList{cm2()}, late: func(f *fixture) { f.Delete(cm2()) }, then: objectList{workload}, lists: 10},
 		"a source that is gone is asked for under on-delete":        {configure: onDelete, then: objectList{withMark}, want: unmarked, lists: 1},
 		"a source that only the cache does not have rolls nothing":  {configure: onDelete, late: changeCM, then: objectList{withMark}, lists: 10},
-		"a source that the selector leaves out counts as deleted": {
-			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objectList{cm2(), withMark}, want: unmarked, lists: 1,
-		},
+		"a source that the selector leaves out counts as deleted":   {configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objectList{cm2(), withMark}, want: unmarked, lists: 1},
 		"a Secret of a Helm release counts as deleted": {
 			configure: onDelete, then: objectList{helmSecret("1"), autoWeb(pod(readsSecret("db"), variableSet(dbVar, dbHash1)), stateOf(dbKey, dbHash1))},
 			want: []string{envPatch(stateOf(dbKey, ""), "web/"+dbVar, "")},

@@ -78,9 +78,7 @@ func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 		h.Put(asking("c"))
 		<-time.After(30 * time.Second)
 		assert.Equal(t, "a write before its response", []string{"patch configmaps shop/c"}, h.Writes())
-		if n := len(h.Events()); n != 1 {
-			t.Errorf("%d Events before the response, want 1", n)
-		}
+		assert.Equal(t, "Events before the response", 1, len(h.Events()))
 		h.Sleep(time.Minute)
 
 		h.Latency(0)
@@ -172,9 +170,7 @@ func TestStandbyWritesOnlyWhenItLeads(t *testing.T) {
 		h.Sleep(10 * time.Second)
 		assert.Equal(t, "writes", []string{"apply configmaps shop/made"}, h.Writes())
 		h.Sleep(time.Hour)
-		if n := refused.Load(); n != 2 {
-			t.Errorf("%d writes were refused, want one of each replica before it led", n)
-		}
+		assert.Equal(t, "refused writes, one of each replica before it led", 2, int(refused.Load()))
 		assert.Equal(t, "writes while the standby stands by", nil, h.Writes())
 		h.Restart()
 		assert.Equal(t, "writes of the second leader", []string{"apply configmaps shop/made (unchanged)"}, h.Writes())

@@ -240,9 +240,7 @@ nodes of the rule none is no type whose objects may be deleted here; the flags m
 
 the rule bad reads a field that the object lacks, such as pods/p in "shop": no such key: spec
 `
-		if got := out.String(); got != want {
-			t.Errorf("printed\n%swant\n%s", got, want)
-		}
+		assert.Equal(t, "printed", want, out.String())
 		f.expectRequests()
 	})
 }

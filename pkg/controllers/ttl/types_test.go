@@ -99,13 +99,9 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 	} {
 		unfollowable = step.unfollowable
 		f.apply(t.Context(), step.types, step.downGroups)
-		if n := len(f.types); n != step.want {
-			t.Errorf("%s: %d types are followed, want %d", step.name, n, step.want)
-		}
+		assert.Equal(t, step.name+": types that are followed", step.want, len(f.types))
 	}
-	if v := followed["widgets"]; v != "v2" {
-		t.Errorf("the version %s is followed", v)
-	}
+	assert.Equal(t, "version that is followed", "v2", followed["widgets"])
 }
 
 // The expressions of a rule are about one version.
