@@ -66,8 +66,8 @@ var incidents = map[string][]string{
 	"QuartermasterAnnotationInvalid":      {`config_reload_invalid_annotations_total 0x40`, `replication_problems_total{reason="InvalidPattern"} 0x10 1x30`},
 	"QuartermasterCopyRefused":            {`replication_targets{state="refused"} 0x10 1x20 0x10`},
 	"QuartermasterObjectGivenUp":          {`controller_reconciles_total{result="terminal_error"} 0x10 1x40`},
-	"QuartermasterObjectKeepsFailing":     {`controller_failing_keys 0x10 2x80 0x10`},
-	"QuartermasterObjectBlocked":          {`controller_blocked_keys{instance="a"} 0x10 2x80 0x10`, `controller_blocked_keys{instance="b"} 5x100`, `leader_election_is_leader{instance="a"} 1x100`, `leader_election_is_leader{instance="b"} 0x100`},
+	"QuartermasterObjectsFail":            {`controller_failing_keys 0x10 2x80 0x10`},
+	"QuartermasterObjectsBlocked":         {`controller_blocked_keys{instance="a"} 0x10 2x80 0x10`, `controller_blocked_keys{instance="b"} 5x100`, `leader_election_is_leader{instance="a"} 1x100`, `leader_election_is_leader{instance="b"} 0x100`},
 	"QuartermasterReplicaNotReady":        {`kube_deployment_status_replicas_unavailable{deployment="quartermaster"} 0x10 1x20 0x10`},
 	"QuartermasterReplicasOnOneNode":      {`kube_pod_info{pod="quartermaster-a",node="n1"} 1x60`, `kube_pod_info{pod="quartermaster-b",node="n1"} _x10 1x20 _x30`, `kube_pod_info{pod="quartermaster-b",node="n2"} 1x10 _x20 1x30`},
 }
