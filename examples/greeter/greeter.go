@@ -65,9 +65,9 @@ func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.
 	configMap, err := c.client.CoreV1().ConfigMaps(key.Namespace).Patch(
 		ctx, key.Name, "application/merge-patch+json", patch, metav1.PatchOptions{FieldManager: Name})
 	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return 0, nil // it has changed, and the event of that change adds the key again
-	case err != nil:
+	case apierrors.IsNotFound(err):
+		return 0, nil // it is gone
+	case err != nil: // a conflict, too: the loop tries the key again at once
 		return 0, fmt.Errorf("greet %s: %w", key, err)
 	}
 	c.events.Eventf(configMap, corev1.EventTypeNormal, "Greeted", "Hello, %s", whom)
