@@ -51,6 +51,7 @@ type Metrics struct {
 	longest    *computedGauge
 	failing    *computedGauge
 	blocked    *computedGauge
+	toReplay   *computedGauge
 	problem    *computedGauge
 	depth      *computedGauge
 	adds       *metrics.CounterVec
@@ -89,6 +90,8 @@ func New(reg metrics.KubeRegistry) *Metrics {
 		blocked: newComputedGauge("quartermaster_controller_blocked_keys",
 			"Number of keys that wait until a cache has their namespace or object, or this replica leads, by controller and loop.",
 			metrics.ALPHA, "controller", "loop", "cluster"),
+		toReplay: newComputedGauge("quartermaster_controller_objects_to_replay",
+			"Number of cached objects that a new leader has yet to look at, by controller and loop.", metrics.ALPHA, "controller", "loop", "cluster"),
 		problem: newComputedGauge("quartermaster_controller_problem",
 			"1 while the health check of the controller fails, else 0, by controller.", metrics.ALPHA, "controller"),
 		depth: newComputedGauge("workqueue_depth", "Current depth of workqueue", metrics.BETA, "name"),
@@ -114,14 +117,15 @@ func New(reg metrics.KubeRegistry) *Metrics {
 	reg.CustomMustRegister(m.longest)
 	reg.CustomMustRegister(m.failing)
 	reg.CustomMustRegister(m.blocked)
+	reg.CustomMustRegister(m.toReplay)
 	reg.CustomMustRegister(m.problem)
 	return m
 }
 
 // Now is the present state of a loop.
 type Now struct {
-	Depth, Failing, Blocked int
-	Longest                 time.Duration // age of the oldest reconcile in flight
+	Depth, Failing, Blocked, ToReplay int
+	Longest                           time.Duration // age of the oldest reconcile in flight
 }
 
 // AddLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
@@ -133,6 +137,7 @@ func (m *Metrics) AddLoop(l Loop, now func() Now) bool {
 	m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return now().Longest.Seconds() })
 	m.failing.add(l.Controller, l.Name, l.Cluster, func() float64 { return float64(now().Failing) })
 	m.blocked.add(l.Controller, l.Name, l.Cluster, func() float64 { return float64(now().Blocked) })
+	m.toReplay.add(l.Controller, l.Name, l.Cluster, func() float64 { return float64(now().ToReplay) })
 	for _, result := range Results {
 		m.reconciles.WithLabelValues(l.Controller, l.Name, l.Cluster, result).Add(0)
 	}
@@ -147,7 +152,7 @@ func (m *Metrics) RemoveLoop(l Loop) {
 		m.reconciles.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster, "result": result})
 	}
 	m.duration.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster})
-	for _, gauge := range []*computedGauge{m.longest, m.failing, m.blocked} {
+	for _, gauge := range []*computedGauge{m.longest, m.failing, m.blocked, m.toReplay} {
 		gauge.remove(l.Controller, l.Name, l.Cluster)
 	}
 	for _, series := range []interface{ Delete(map[string]string) bool }{m.adds, m.retries, m.waits} {

@@ -161,7 +161,8 @@ func (o *openClusters) open(name string, config *rest.Config) (*controllers.Clus
 	other.release = sync.OnceFunc(other.free)
 	o.all = append(o.all, other)
 	loopOptions := p.loopOptions(controller, name)
-	loopOptions.Timeout, loopOptions.DrainTimeout = min(loopOptions.Timeout, otherClusterTimeout), otherClusterDrain
+	loopOptions.Timeout = min(loopOptions.Timeout, otherClusterTimeout)
+	loopOptions.DrainTimeout = min(loopOptions.DrainTimeout, otherClusterDrain)
 	return &controllers.Cluster{
 		Cache: cache.ForController(controller), Clients: clients,
 		Events:      events.recorder(p.options.name + "-" + controller),

@@ -591,8 +591,7 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// TestEventWithoutAnAnswerHoldsUpNoOther has an API server that never answers the request for the first
-// Event.
+// TestEventWithoutAnAnswerHoldsUpNoOther has an API server that never answers the first Event.
 func TestEventWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent []string

@@ -38,8 +38,9 @@ func IsOutcomeUnknown(err error) bool {
 
 // TerminalError returns an error with the text of err which says that it is not worth a retry, such as
 // for an object that nobody can make sense of. The loop counts and logs it, and calls reconcile again
-// at the object's next event, or after the duration that reconcile returned. If it is joined with other
-// errors, all must be terminal. For a nil err it returns nil.
+// at the object's next event, or after the duration that reconcile returned. Until then the status has the
+// key among those that fail, also if the object is gone and the loop's watch leaves out deletions. If it is
+// joined with other errors, all must be terminal. For a nil err it returns nil.
 func TerminalError(err error) error {
 	if err == nil {
 		return nil

@@ -87,7 +87,7 @@ func NewLoop[K comparable](
 	if !opts.Metrics.AddLoop(opts.labels(), func() loopmetrics.Now {
 		s := l.Status()
 		_, running := s.LongestRunning(time.Now())
-		return loopmetrics.Now{Depth: s.QueueDepth, Failing: s.Failing, Blocked: s.Blocked, Longest: running}
+		return loopmetrics.Now{Depth: s.QueueDepth, Failing: s.Failing, Blocked: s.Blocked, ToReplay: s.ToReplay, Longest: running}
 	}) {
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; "+
 			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)

@@ -517,7 +517,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	assert.NoError(t, err)
 	_, err = NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing)
 	assert.NoError(t, err)
-	want := []string{"quartermaster_controller_blocked_keys", "quartermaster_controller_failing_keys", "quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
+	want := []string{"quartermaster_controller_blocked_keys", "quartermaster_controller_failing_keys", "quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_objects_to_replay", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
 		"workqueue_adds_total", "workqueue_depth", "workqueue_queue_duration_seconds", "workqueue_retries_total"}
 	assert.Equal(t, "series", want, series())
 	assert.Equal(t, "name", "x/y@far", l.Status().Name)

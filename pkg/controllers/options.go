@@ -42,7 +42,8 @@ type LoopOptions struct {
 	// MaxBackoff, default 5 min.
 	MinBackoff, MaxBackoff time.Duration
 	// Timeout, if set, is how long a reconcile may take. Then its context ends. The host sets it to
-	// --controller-stuck-after; for another cluster, to at most 30 s.
+	// --controller-stuck-after; for another cluster, to at most 30 s. A reconcile that takes longer than
+	// --controller-stuck-after fails the health check of its controller in any case.
 	Timeout time.Duration
 	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. Then
 	// their contexts end. In a loop for another cluster it counts from the beginning of the longest

@@ -326,9 +326,10 @@ func (q *queue[K]) unpark() {
 }
 
 // done ends the work on a taken key. failures is how often in a row it has failed by now. If after > 0, the
-// key comes back then, or earlier if that was decided before: as a back-off if it has failed. What fails
-// during a back-off, because of an event, does not count: events must not make the back-off longer.
-func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
+// key comes back then, or earlier if that was decided before: as a back-off if it has failed, and then after
+// notBefore at the earliest, for which the API server has asked. What fails during a back-off, because of an
+// event, does not count: events must not make the back-off longer.
+func (q *queue[K]) done(item *queueItem[K], after, notBefore time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
@@ -342,9 +343,13 @@ func (q *queue[K]) done(item *queueItem[K], after time.Duration, failures int) {
 	if failures == 0 {
 		item.backoffAt, at = time.Time{}, &item.askedAt
 	}
+	now := time.Now()
 	if after > 0 {
 		q.metrics.Retries.Inc()
-		*at = earlier(*at, time.Now().Add(after))
+		*at = earlier(*at, now.Add(after))
+	}
+	if asked := now.Add(notBefore); failures > 0 && notBefore > 0 && item.backoffAt.Before(asked) {
+		item.backoffAt = asked
 	}
 	q.delay(item)
 	switch {
@@ -363,7 +368,7 @@ func (q *queue[K]) putBack(item *queueItem[K], after time.Duration) {
 	q.mu.Lock()
 	item.backIn = item.lane
 	q.mu.Unlock()
-	q.done(item, after, item.failures)
+	q.done(item, after, 0, item.failures)
 }
 
 // earlier returns the earlier of two times, of which a zero one does not count.

@@ -54,7 +54,7 @@ func TestQueueForgetsTenants(t *testing.T) {
 		if i%2 == 0 {
 			q.add("a", "own", laneChanges, "") // so that a is taken from there
 		}
-		q.done(q.take(), 0, 0)
+		q.done(q.take(), 0, 0, 0)
 	}
 	expectEmpty(t, q)
 }
@@ -68,7 +68,7 @@ func TestClosedQueueStoresNothing(t *testing.T) {
 	q.add("c", "", laneChanges, "")
 	q.unpark()
 	q.endDelays() // the timer may have ended just before
-	q.done(taken, 1, 1)
+	q.done(taken, 1, 0, 1)
 	if it := q.take(); it != nil || len(q.items)+counts(q)[0] > 0 || !q.waitForRoom(t.Context()) {
 		t.Errorf("a closed queue gives %v and has %v", it, q.items)
 	}
@@ -263,7 +263,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			if m.parked == "" && some("park", 2) > 0 && q.park(taken[key], leading) {
 				m.parked = key
 			}
-			q.done(taken[key], time.Duration(after)*time.Hour, failures)
+			q.done(taken[key], time.Duration(after)*time.Hour, 0, failures)
 			delete(taken, key)
 		}
 		lead := func(*rapid.T) {
@@ -294,7 +294,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 				take(t)
 			}
 			for _, it := range taken {
-				q.done(it, 0, 0)
+				q.done(it, 0, 0, 0)
 				m.keys[it.key].busy, m.keys[it.key].failures, m.keys[it.key].backoff = false, 0, 0
 			}
 			clear(taken)
@@ -308,7 +308,7 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 		q := testQueue[int](t)
 		for _, seconds := range []int{2, 1, 3} {
 			q.add(seconds, "", laneChanges, "")
-			q.done(q.take(), time.Duration(seconds)*time.Second, 1)
+			q.done(q.take(), time.Duration(seconds)*time.Second, 0, 1)
 		}
 		for due := range 4 {
 			synctest.Wait()
@@ -316,6 +316,13 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 			pass(time.Second)
 		}
 		q = testQueue[int](t)
+		for _, notBefore := range []time.Duration{0, time.Hour} { // an event comes during the back-off
+			q.add(0, "", laneChanges, "")
+			q.done(q.take(), time.Minute, notBefore, 1)
+		}
+		begun := time.Now()
+		q.done(q.take(), 0, 0, 0)
+		assert.Equal(t, "time for which the API server asked", time.Hour, time.Since(begun))
 		for n := range 2*endAtOnce + 1 {
 			q.add(n, "", laneReplay, "")
 			q.putBack(q.take(), time.Second)
@@ -326,7 +333,7 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 		for range 2 { // the second time, it comes back
 			it := q.take()
 			assert.Equal(t, "key before those that were put back into the second lane", 0, it.key)
-			q.done(it, time.Second, 0)
+			q.done(it, time.Second, 0, 0)
 			pass(time.Minute)
 		}
 	})
@@ -423,8 +430,7 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 	}
 }
 
-// TestFairnessOfReplayAgainstFanOut has an object of another tenant that makes many keys due while
-// a leader begins.
+// TestFairnessOfReplayAgainstFanOut has an object of another tenant that makes many keys due at the start.
 func TestFairnessOfReplayAgainstFanOut(t *testing.T) {
 	// The source, then the other tenants. The replay of 600 waits for the queue, but not for the targets.
 	for others, within := range map[int]int{4: 11, 600: 620} {
@@ -457,8 +463,7 @@ func TestRoomInTheQueueWakesEveryReplay(t *testing.T) {
 	})
 }
 
-// TestReplayWaitsForTheQueue has more objects than the queue takes at once, in two namespaces, and an object
-// that changes meanwhile.
+// TestReplayWaitsForTheQueue has more objects than the queue takes at once, one of which changes meanwhile.
 func TestReplayWaitsForTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const busy = 3 * replayAhead

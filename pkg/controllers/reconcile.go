@@ -38,7 +38,7 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	}
 	l.end(item.key, name, o.failed, parked)
 	if !o.retry {
-		l.queue.done(item, o.after, 0)
+		l.queue.done(item, o.after, 0, 0)
 		return true
 	}
 	delay := l.opts.backoff(item.failures)
@@ -51,7 +51,7 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if o.after > 0 {
 		delay = min(delay, o.after)
 	}
-	l.queue.done(item, max(delay, o.notBefore), item.failures+1)
+	l.queue.done(item, delay, o.notBefore, item.failures+1)
 	return true
 }
 

@@ -118,15 +118,15 @@ func (l *Loop[K]) Status() Status {
 // maxShown is how many failing and blocked keys a status names.
 const maxShown = 10
 
-// someOf returns the texts of up to maxShown keys, sorted.
-func someOf[K comparable](names map[K]string) (some []string) {
+// someOf returns the texts of the first maxShown keys, in order.
+func someOf[K comparable](names map[K]string) (first []string) {
 	for _, name := range names {
-		if some = append(some, name); len(some) == maxShown {
-			break
+		if i, _ := slices.BinarySearch(first, name); i < maxShown {
+			first = slices.Insert(first, i, name)
+			first = first[:min(len(first), maxShown)]
 		}
 	}
-	slices.Sort(some)
-	return some
+	return first
 }
 
 // record records a reconcile for the status.

@@ -160,11 +160,16 @@ func (b *badObjects) isMisfit(object cache.ObjectName) bool {
 	return found
 }
 
-// countMisfits returns how many objects do not fit their Go type.
-func (b *badObjects) countMisfits() int {
+// countMisfits returns how many objects in the namespaces do not fit their Go type.
+func (b *badObjects) countMisfits(in func(namespace string) bool) (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.misfits)
+	for object := range b.misfits {
+		if in(object.Namespace) {
+			n++
+		}
+	}
+	return n
 }
 
 // problem returns an error that names an object on which a function of the controller hangs, or a function of

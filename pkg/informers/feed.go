@@ -150,10 +150,10 @@ func (f *feed) Bookmark(version string) error {
 
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
-	f.attempt.complete(time.Now())
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}
+	f.attempt.complete(time.Now())
 	f.state.recordList(version)
 	f.informer.reviewFirstLists()
 	return nil

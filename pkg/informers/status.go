@@ -59,13 +59,13 @@ func (c *ClusterCache) Status() Status {
 	return s
 }
 
-// status returns the state of an informer in each of its namespaces. The first counts the objects that do
-// not fit their Go type.
+// status returns the state of an informer in each of its namespaces.
 func (i *informer) status() (all []ResourceStatus) {
 	for _, f := range i.feeds {
-		all = append(all, f.state.status())
+		status := f.state.status()
+		status.Misfits = i.bad.countMisfits(f.covers)
+		all = append(all, status)
 	}
-	all[0].Misfits = i.bad.countMisfits()
 	return all
 }
 

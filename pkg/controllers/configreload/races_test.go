@@ -91,8 +91,7 @@ func TestReconcileDecidesAgainOnAConflict(t *testing.T) {
 	})
 }
 
-// TestTakeoverRollsEachChangeOnce changes something while nobody leads, or lets the predecessor roll the
-// workload just before it ends, while the caches of the standby are late.
+// TestTakeoverRollsEachChangeOnce has changes while nobody leads, or that the predecessor rolls at its end.
 func TestTakeoverRollsEachChangeOnce(t *testing.T) {
 	const little, long = 200 * time.Millisecond, 2 * time.Second
 	workload, asksForAuto := autoWeb(web, state1), func() runtime.Object { return deploy(web, kAuto, "true") }

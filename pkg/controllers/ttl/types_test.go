@@ -147,8 +147,7 @@ func TestLostLeadershipIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestSameDeadlineTellsASuccessorApart has a successor of the same name, which a watch that was away shows as
-// an update.
+// TestSameDeadlineTellsASuccessorApart has a successor that a watch which was away shows as an update.
 func TestSameDeadlineTellsASuccessorApart(t *testing.T) {
 	obj := &metav1.ObjectMeta{UID: "1", Annotations: map[string]string{policy.NativeExpires: "x"}}
 	successor := obj.DeepCopy()
