@@ -128,8 +128,8 @@ const ownFence = apifence.PolicyName + "-widget"
 
 // checkCopies fails if a copy of an object or the dashboard is not the build's.
 const checkCopies = `
-test "$(kubectl -n kube-system get services,servicemonitors,prometheusrules -l app.kubernetes.io/name=widget -o name | wc -l)" = 3
-if kubectl -n kube-system get prometheusrules widget -o yaml | cat - widget.json | grep -o 'job=[\]*"quartermaster'; then exit 1; fi`
+test "$(kubectl -n kube-system get services,servicemonitors,prometheusrules -l app.kubernetes.io/name=widget -o name | wc -l)" = 4
+if kubectl -n kube-system get prometheusrules widget widget-more -o yaml | cat - widget.json | grep -o '\(job\|deployment\|pod\)=~*[\]*"quartermaster'; then exit 1; fi`
 
 // runCommandsOfTheDocs runs the commands of docs/extend/fence-and-alerts.md.
 func runCommandsOfTheDocs(ctx context.Context, t *testing.T) {
@@ -142,10 +142,10 @@ func runCommandsOfTheDocs(ctx context.Context, t *testing.T) {
 	}
 	assert.NoError(t, errors.Join(err, os.Symlink(deploy, filepath.Join(dir, "deploy")), shared.ApplyDir(ctx, crds), shared.WaitForCRDs(ctx, crds)))
 	commands := regexp.MustCompile("```sh\n([^`]*)```").FindAllSubmatch(page, -1)
-	if len(commands) != 3 {
+	if len(commands) != 4 {
 		t.Fatalf("docs/extend/fence-and-alerts.md has %d blocks of commands", len(commands))
 	}
-	sh := exec.CommandContext(ctx, "sh", "-ec", string(slices.Concat(commands[0][1], commands[1][1], commands[2][1]))+checkCopies)
+	sh := exec.CommandContext(ctx, "sh", "-ec", string(slices.Concat(commands[0][1], commands[1][1], commands[2][1], commands[3][1]))+checkCopies)
 	sh.Dir = dir
 	sh.Env = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig(), "HOME="+shared.Dir(),
 		"PATH="+filepath.Dir(shared.Cluster.Binary("kubectl"))+":"+os.Getenv("PATH"))
