@@ -91,7 +91,7 @@ func New(reg metrics.KubeRegistry) *Metrics {
 			"Number of keys that wait until a cache has their namespace or object, or this replica leads, by controller and loop.",
 			metrics.ALPHA, "controller", "loop", "cluster"),
 		toReplay: newComputedGauge("quartermaster_controller_objects_to_replay",
-			"Number of cached objects that a new leader has yet to look at, by controller and loop.", metrics.ALPHA, "controller", "loop", "cluster"),
+			"Number of cached objects that a new leader has yet to put into the queue, by controller and loop.", metrics.ALPHA, "controller", "loop", "cluster"),
 		problem: newComputedGauge("quartermaster_controller_problem",
 			"1 while the health check of the controller fails, else 0, by controller.", metrics.ALPHA, "controller"),
 		depth: newComputedGauge("workqueue_depth", "Current depth of workqueue", metrics.BETA, "name"),

@@ -60,7 +60,8 @@ type Loop[K comparable] struct {
 //   - after a refusal by the fence, on a replica that does not lead yet: when the replica begins to lead, or
 //     after the duration.
 //
-// If a key is due at several times, the earliest counts: a later result does not postpone it.
+// If a key is due at several times, the earliest counts: a later result does not postpone it, except to the
+// time for which the API server asks.
 //
 // A key is blocked, and looked at again every 10 s, while a cache for which Run has waited lacks its
 // namespace, or the cache of a [WatchSelf] leaves out its object, which does not fit its Go type.
