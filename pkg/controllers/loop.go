@@ -17,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
-	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
@@ -85,11 +84,7 @@ func NewLoop[K comparable](
 		}
 		l.awaited = append(l.awaited, w.cache)
 	}
-	if !opts.Metrics.AddLoop(opts.labels(), func() loopmetrics.Now {
-		s := l.Status()
-		_, running := s.LongestRunning(time.Now())
-		return loopmetrics.Now{Depth: s.QueueDepth, Failing: s.Failing, Blocked: s.Blocked, ToReplay: s.ToReplay, Longest: running}
-	}) {
+	if !opts.Metrics.AddLoop(opts.labels(), l.now) {
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; "+
 			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
@@ -97,13 +92,9 @@ func NewLoop[K comparable](
 	if opts.Cluster != "" {
 		l.queue.open() // such a loop never stands by, so what Enqueue adds before Run is wanted
 	}
-	mappers := make([]*mapper[K], len(watches))
-	for i, w := range watches {
-		mappers[i] = newMapper(l, w) // without mu: an index function that hangs must not hang the status
+	for _, w := range watches {
+		l.mappers = append(l.mappers, newMapper(l, w)) // without mu: an index function that hangs must not hang the status
 	}
-	l.mu.Lock() // a scrape may ask for the status already
-	defer l.mu.Unlock()
-	l.mappers = mappers
 	return l, nil
 }
 

@@ -68,7 +68,8 @@ const endAtOnce = 1000
 //	take        taken, lane, returnTenant       due, replayed, parked, backIn
 //	park        parked
 //	putBack     backIn, and what done sets
-//	done        askedAt or backoffAt, returnAt  taken; backoffAt after a success
+//	done        askedAt or backoffAt, returnAt  taken; after a success backoffAt, notBefore
+//	            and notBefore
 //	endDelays   due                             those of askedAt, backoffAt, returnAt that have passed
 //	unpark      due                             parked
 type queue[K comparable] struct {
@@ -106,7 +107,8 @@ type queueItem[K comparable] struct {
 	failures  int       // how often in a row reconcile has failed for it
 	askedAt   time.Time // the earliest time for which reconcile has asked; zero for none
 	backoffAt time.Time // when its back-off ends; zero without one
-	returnAt  time.Time // the earlier of both, when it comes back; zero if it is not delayed
+	notBefore time.Time // for which the API server has asked at a failure; zero after a success
+	returnAt  time.Time // the earlier of askedAt and backoffAt, but not before notBefore; zero if it is not delayed
 	delaySeq  uint64    // tells keys apart that come back at the same time
 	parked    bool      // it comes back when this replica leads
 	backIn    lane      // in which it comes back after a time
@@ -327,8 +329,8 @@ func (q *queue[K]) unpark() {
 
 // done ends the work on a taken key. failures is how often in a row it has failed by now. If after > 0, the
 // key comes back then, or earlier if that was decided before: as a back-off if it has failed, and then after
-// notBefore at the earliest, for which the API server has asked. What fails during a back-off, because of an
-// event, does not count: events must not make the back-off longer.
+// notBefore at the earliest, for which the API server has asked at this failure or an earlier one. What fails
+// during a back-off, because of an event, does not count: events must not make the back-off longer.
 func (q *queue[K]) done(item *queueItem[K], after, notBefore time.Duration, failures int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -341,15 +343,15 @@ func (q *queue[K]) done(item *queueItem[K], after, notBefore time.Duration, fail
 	}
 	at := &item.backoffAt
 	if failures == 0 {
-		item.backoffAt, at = time.Time{}, &item.askedAt
+		item.backoffAt, item.notBefore, at = time.Time{}, time.Time{}, &item.askedAt
 	}
 	now := time.Now()
 	if after > 0 {
 		q.metrics.Retries.Inc()
 		*at = earlier(*at, now.Add(after))
 	}
-	if asked := now.Add(notBefore); failures > 0 && notBefore > 0 && item.backoffAt.Before(asked) {
-		item.backoffAt = asked
+	if notBefore > 0 && now.Add(notBefore).After(item.notBefore) {
+		item.notBefore = now.Add(notBefore)
 	}
 	q.delay(item)
 	switch {
@@ -382,6 +384,9 @@ func earlier(a, b time.Time) time.Time {
 // delay lets a key come back when its times say so. The caller holds mu.
 func (q *queue[K]) delay(item *queueItem[K]) {
 	at := earlier(item.askedAt, item.backoffAt)
+	if !at.IsZero() && at.Before(item.notBefore) {
+		at = item.notBefore
+	}
 	if at.Equal(item.returnAt) {
 		return
 	}
@@ -414,7 +419,7 @@ func (q *queue[K]) endDelays() {
 			return
 		}
 		for _, at := range []*time.Time{&item.askedAt, &item.backoffAt} {
-			if at.Equal(item.returnAt) {
+			if !at.After(item.returnAt) {
 				*at = time.Time{}
 			}
 		}

@@ -316,13 +316,17 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 			pass(time.Second)
 		}
 		q = testQueue[int](t)
-		for _, notBefore := range []time.Duration{0, time.Hour} { // an event comes during the back-off
+		for _, notBefore := range []time.Duration{0, time.Hour, 0} { // two events come during the back-off
 			q.add(0, "", laneChanges, "")
 			q.done(q.take(), time.Minute, notBefore, 1)
 		}
 		begun := time.Now()
+		q.done(q.take(), time.Minute, time.Hour, 1)
+		asked := time.Since(begun)
+		q.add(0, "", laneChanges, "") // and another one, which ends the back-off
+		q.done(q.take(), time.Minute, 0, 0)
 		q.done(q.take(), 0, 0, 0)
-		assert.Equal(t, "time for which the API server asked", time.Hour, time.Since(begun))
+		assert.Equal(t, "time for which the API server asked, and after a success", []time.Duration{time.Hour, time.Hour + time.Minute}, []time.Duration{asked, time.Since(begun)})
 		for n := range 2*endAtOnce + 1 {
 			q.add(n, "", laneReplay, "")
 			q.putBack(q.take(), time.Second)

@@ -115,6 +115,18 @@ func (l *Loop[K]) Status() Status {
 	return s
 }
 
+// now returns what the metrics show of the loop. Scrapes ask for it several times.
+func (l *Loop[K]) now() loopmetrics.Now {
+	due, _ := l.queue.counts()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := loopmetrics.Now{Depth: due, Failing: len(l.failing), Blocked: len(l.blocked), ToReplay: int(l.toReplay.Load())}
+	for _, reconcile := range l.inFlight {
+		n.Longest = max(n.Longest, time.Since(reconcile.Since))
+	}
+	return n
+}
+
 // maxShown is how many failing and blocked keys a status names.
 const maxShown = 10
 

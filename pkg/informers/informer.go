@@ -102,10 +102,10 @@ func (i *informer) remove(f *feed, obj any) error {
 		return err
 	}
 	name := cache.MetaObjectToName(m)
+	i.bad.forgetMisfit(name) // first, since a loop blocks its key until then
 	i.removeKey(f, name.String())
 	// removeKey has just called the index functions with the object again, which may have panicked again.
 	i.bad.forgetPanics(name)
-	i.bad.forgetMisfit(name)
 	return nil
 }
 

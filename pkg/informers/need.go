@@ -177,6 +177,8 @@ func (n *Need) decodedAs(scheme *runtime.Scheme) Form {
 		return n.Form
 	case n.Form == Metadata || !n.Digest.exists():
 		return Metadata
+	case n.Digest.argument == reflect.TypeFor[*unstructured.Unstructured](): // also if another entry adds Go types
+		return Unstructured
 	case scheme.IsVersionRegistered(n.Resource.GroupVersion()):
 		return Typed
 	}
@@ -195,9 +197,9 @@ type Digest struct {
 	argument reflect.Type // of sum
 }
 
-// DigestOf returns a Digest that calls sum. T is the Go type of the objects if the scheme has one, otherwise
-// *unstructured.Unstructured, and metav1.Object for a need in the form Metadata. It may also be an interface
-// that these have. sum must be pure and must not keep any part of its argument.
+// DigestOf returns a Digest that calls sum. T is *unstructured.Unstructured, or the Go type of the objects if
+// the scheme has types of their group and version, or metav1.Object for a need in the form Metadata. It may
+// also be an interface that these have. sum must be pure and must not keep any part of its argument.
 func DigestOf[T any](sum func(T) []byte) Digest {
 	return Digest{func(obj runtime.Object) []byte { return sum(any(obj).(T)) }, reflect.TypeFor[T]()}
 }

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -283,29 +284,25 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 		needs []Need
 		want  string
 	}{
-		"no controller":                      {[]Need{{Resource: Secrets}}, "without a controller"},
-		"no resource":                        {[]Need{{controller: "a"}}, "without resource"},
-		"a namespace that leads elsewhere":   {[]Need{{controller: "a", Resource: Secrets, Namespace: "x/../y"}}, "may not contain '/'"},
-		"typed Secrets":                      {[]Need{{controller: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
-		"the data of all ConfigMaps":         {[]Need{{controller: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
-		"Content of anything else":           {[]Need{{controller: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
-		"a selector that is none":            {[]Need{{controller: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
-		"a field selector that is none":      {[]Need{{controller: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
-		"a history without a digest":         {[]Need{{controller: "a", Resource: Jobs, History: true}}, "the need has History, but no Digest"},
-		"the data of all Secrets but Helm's": {[]Need{{controller: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
-		"last-applied":                       {[]Need{{controller: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
-		"typed form without a version":       {[]Need{{controller: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
-		"digest without a version":           {[]Need{{controller: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},
-		"the same controller twice":          {[]Need{{controller: "a", Resource: Secrets}, {controller: "a", Resource: Secrets}}, "twice"},
-		"a digest of another type": {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
-			"its Digest takes *v1.ConfigMap, but these are of the kind Secret"},
-		"a digest of a type of another version": {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*appsv1.Deployment) []byte { return nil })}},
-			"its Digest takes *v1.Deployment, but that is a type of apps/v1, not of v1"},
-		"a digest of a Go type that the scheme lacks": {[]Need{{controller: "a", Resource: widgets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
-			"its Digest takes *v1.ConfigMap, but the objects are *unstructured.Unstructured"},
-		"a digest of metadata as a whole object": {[]Need{{controller: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(func(*corev1.Secret) []byte { return nil })}},
-			"must be metav1.Object"},
-		"the typed form of an unknown type": {[]Need{{controller: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
+		"no controller":                               {[]Need{{Resource: Secrets}}, "without a controller"},
+		"no resource":                                 {[]Need{{controller: "a"}}, "without resource"},
+		"a namespace that leads elsewhere":            {[]Need{{controller: "a", Resource: Secrets, Namespace: "x/../y"}}, "may not contain '/'"},
+		"typed Secrets":                               {[]Need{{controller: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
+		"the data of all ConfigMaps":                  {[]Need{{controller: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
+		"Content of anything else":                    {[]Need{{controller: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
+		"a selector that is none":                     {[]Need{{controller: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
+		"a field selector that is none":               {[]Need{{controller: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
+		"a history without a digest":                  {[]Need{{controller: "a", Resource: Jobs, History: true}}, "the need has History, but no Digest"},
+		"the data of all Secrets but Helm's":          {[]Need{{controller: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
+		"last-applied":                                {[]Need{{controller: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
+		"typed form without a version":                {[]Need{{controller: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
+		"digest without a version":                    {[]Need{{controller: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},
+		"the same controller twice":                   {[]Need{{controller: "a", Resource: Secrets}, {controller: "a", Resource: Secrets}}, "twice"},
+		"a digest of another type":                    {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}}, "its Digest takes *v1.ConfigMap, but these are of the kind Secret"},
+		"a digest of a type of another version":       {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*appsv1.Deployment) []byte { return nil })}}, "its Digest takes *v1.Deployment, but that is a type of apps/v1, not of v1"},
+		"a digest of a Go type that the scheme lacks": {[]Need{{controller: "a", Resource: widgets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}}, "its Digest takes *v1.ConfigMap, but the objects are *unstructured.Unstructured"},
+		"a digest of metadata as a whole object":      {[]Need{{controller: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(func(*corev1.Secret) []byte { return nil })}}, "must be metav1.Object"},
+		"the typed form of an unknown type":           {[]Need{{controller: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := (&Caches{}).AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: tc.needs}, &rest.Config{}, func(string) {})
@@ -340,7 +337,8 @@ func TestNeedsShareAnInformer(t *testing.T) {
 			[]string{"a b: unstructured "}},
 		"a Go type of a custom resource, which some of the objects may not fit": {[]Need{{controller: "a", Resource: custom, Form: Typed}, {controller: "b", Resource: custom}},
 			[]string{"a: typed ", "b: metadata "}},
-		"optional for one, required by another": {[]Need{{controller: "a", Resource: Jobs, Optional: true}, {controller: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
+		"a digest of unstructured objects, of which another needs Go types": {[]Need{{controller: "a", Resource: custom, Form: Typed}, {controller: "b", Resource: custom, Digest: DigestOf(func(*unstructured.Unstructured) []byte { return nil })}}, []string{"a: typed ", "b: content digest "}},
+		"optional for one, required by another":                             {[]Need{{controller: "a", Resource: Jobs, Optional: true}, {controller: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
 		"two versions": {[]Need{{controller: "a", Resource: rollouts}, {controller: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
 			[]string{"a: metadata ", "c: metadata "}},
 		"selectors, for the data of the Secrets that they choose": {
