@@ -23,8 +23,9 @@ type Status struct {
 	PhaseSince time.Time `json:"phaseSince,omitzero"`
 	Workers    int       `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, Delayed those whose delay or back-off has yet to
-	// pass, Failing those whose last reconcile has failed, conflicts and refusals of --dry-run apart, and
-	// Blocked those that wait until a cache has their namespace or their object, or this replica leads.
+	// pass, Failing those whose last reconcile has failed (the first three conflicts in a row and refusals of
+	// --dry-run do not count), and Blocked those that wait until a cache has their namespace or their object, or
+	// this replica leads.
 	QueueDepth int `json:"queueDepth"`
 	Delayed    int `json:"delayed"`
 	Failing    int `json:"failing"`
