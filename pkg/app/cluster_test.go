@@ -122,8 +122,9 @@ func (recordedLoop) Status() controllers.Status { return controllers.Status{} }
 func (l recordedLoop) Close()                   { l <- "is closed" }
 
 func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
-	c, err := elsewhereOf(t, func(*Options) {}).open("far", &rest.Config{Host: "x"})
+	c, err := elsewhereOf(t, func(o *Options) { o.Generic.ShutdownTimeout = time.Second }).open("far", &rest.Config{Host: "x"})
 	assert.NoError(t, err)
+	assert.Equal(t, "time to drain, so that the Lease is released", time.Second/2, c.LoopOptions.DrainTimeout)
 	reconcile, end := context.WithCancel(t.Context())
 	end()
 	loop := make(recordedLoop, 3)

@@ -241,6 +241,7 @@ func TestKeyWaitsWhileACacheLacksIt(t *testing.T) {
 			f.run()
 			pass(time.Hour - time.Second)
 			assert.Equal(t, "keys that are blocked", tc.blocked, f.loop.Status().BlockedKeys)
+			assert.Equal(t, "gauges of blocked and failing keys", []int{len(tc.blocked), 0}, []int{gauge(f.registry, "blocked_keys"), gauge(f.registry, "failing_keys")})
 			pass(lackingRetry)
 			assert.Equal(t, "last of the keys that were reconciled", map[bool]string{true: "b", false: "a"}[tc.blocked != nil], f.said()[1])
 			assert.Equal(t, "number of keys that are blocked", 0, f.loop.Status().Blocked)
@@ -612,6 +613,17 @@ func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[st
 		map[string]string{"controller": controller}, "result")
 	assert.NoError(t, err)
 	return values
+}
+
+// gauge returns the value of a gauge of the only loop; -1 without one.
+func gauge(gatherer metrics.Gatherer, name string) int {
+	families, _ := gatherer.Gather()
+	for _, family := range families {
+		if family.GetName() == "quartermaster_controller_"+name {
+			return int(family.GetMetric()[0].GetGauge().GetValue())
+		}
+	}
+	return -1
 }
 
 func TestDrainEndsReconcilesInTime(t *testing.T) {

@@ -321,8 +321,10 @@ func TestDelayedKeysComeBackInTime(t *testing.T) {
 			q.done(q.take(), time.Minute, notBefore, 1)
 		}
 		begun := time.Now()
-		q.done(q.take(), time.Minute, time.Hour, 1)
+		it := q.take()
 		asked := time.Since(begun)
+		assert.Equal(t, "keys that are due and delayed", [2]int{}, counts(q))
+		q.done(it, time.Minute, time.Hour, 1)
 		q.add(0, "", laneChanges, "") // and another one, which ends the back-off
 		q.done(q.take(), time.Minute, 0, 0)
 		q.done(q.take(), 0, 0, 0)

@@ -272,6 +272,10 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 				}
 			})
 			assert.Equal(t, "synced, and lacks a, b, and any that is not refused", []bool{true, false, tc.lacking, tc.lacking && !refused}, []bool{i.hasSynced(), i.Unlisted("a"), i.Unlisted("b"), i.Unlisted("")})
+			i.bad.addMisfit(&misfit{metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "bad"}}, errors.New("no")})
+			for _, s := range i.status() {
+				assert.Equal(t, "misfits in "+s.Namespace, map[bool]int{true: 1}[s.Namespace == "b"], s.Misfits)
+			}
 			known := i.objects.get("b/x") != nil
 			tc.later(b)
 			a.put(in("a", "y", "1"))
