@@ -67,7 +67,13 @@ func writeSummary(s *strings.Builder, rows []row) {
 				s.WriteString(" |")
 				continue
 			}
-			fmt.Fprintf(s, " %s %s |", formatNumber(value), unit)
+			switch { // the rows of a table have one scale
+			case unit == "s" && value < 1:
+				value, unit = 1000*value, "ms"
+			case unit == "ms" && value >= 1000:
+				value, unit = value/1000, "s"
+			}
+			fmt.Fprintf(s, " %.3g %s |", value, unit)
 		}
 		s.WriteString("\n")
 	}
