@@ -111,7 +111,7 @@ var pictures = map[string]picture{
 	},
 	"reload": {
 		title:    "From a changed ConfigMap to the rolled Deployment",
-		subtitle: "Least, median and 99th percentile, on a logarithmic scale",
+		subtitle: "Without the quiet period of 1 s: least, median and 99th percentile, on a logarithmic scale",
 		log:      true, min: 0.004, max: 60,
 		groups: []group{
 			{"one change", []line{

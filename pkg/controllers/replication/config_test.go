@@ -4,10 +4,12 @@
 package replication
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -60,5 +62,20 @@ func TestConfigMistakesNameTheirFlags(t *testing.T) {
 				t.Errorf("error %v, want one of %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestRejectionNamesWhoRefusesAndNoValue(t *testing.T) {
+	for message, want := range map[string]string{
+		`secrets "s" is forbidden: exceeded quota: q`:                                                     `secrets "s" is forbidden: exceeded quota: q`,
+		`admission webhook "w.example.com" denied the request: secret`:                                    `admission webhook "w.example.com" denied the request`,
+		`Internal error occurred: failed calling webhook "w.example.com": secret`:                         `Internal error occurred: failed calling webhook "w.example.com"`,
+		`secrets "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: secret`: `secrets "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request`,
+		`secret, as admission webhook "w.example.com" denied the request`:                                 "Forbidden",
+	} {
+		err := newRejection(policy.Create, policy.Key{}, &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}})
+		if got := strings.TrimPrefix(err.Error(), fmt.Sprintf("%s %s: ", policy.Create, policy.Key{})); got != want {
+			t.Errorf("%s: %s, want %s", message, got, want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -126,17 +127,24 @@ func reasonOf(err error) string {
 }
 
 // rejection is the error of a write. Its text includes the API server's message only if the message is
-// about a quota or a permission: others may hold keys or values of the object.
+// about a quota or a permission, and of other messages the name of the webhook or policy that refuses: the
+// rest may hold keys or values of the object.
 type rejection struct {
 	text string
 	error
 }
+
+// refuser finds the part of an API server's message that names who refuses. Its own text follows.
+var refuser = regexp.MustCompile(`^(?:admission webhook "[^"]+" denied the request|Internal error occurred: failed calling webhook "[^"]+"|` +
+	`\S+ "[^"]+" is forbidden: ValidatingAdmissionPolicy '[^']+' with binding '[^']+' denied request)`)
 
 func newRejection(action policy.Action, key policy.Key, err error) rejection {
 	reason := reasonOf(err)
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		if message := status.Status().Message; strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
 			reason = message
+		} else if who := refuser.FindString(message); who != "" {
+			reason = who
 		}
 	}
 	return rejection{fmt.Sprintf("%s %s: %s", action, key, reason), err}

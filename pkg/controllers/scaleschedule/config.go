@@ -51,7 +51,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	textFlag(&c.DownscalePeriod, "downscale-period", "When to scale workloads down that have no schedule of their own. Outside this time they are left as they are.")
 	textFlag(&c.ForceUptime, "force-uptime", "When workloads are up, whatever the other schedules say. It does not count for a workload that has, or whose Namespace has, force-uptime or force-downtime.")
 	textFlag(&c.ForceDowntime, "force-downtime", "When workloads are down, whatever the other schedules say. It does not count for a workload that has, or whose Namespace has, force-uptime or force-downtime.")
-	fs.IntVar(&c.DowntimeReplicas, flagPrefix+"downtime-replicas", c.DowntimeReplicas, "The replicas of a workload that is down.")
+	fs.IntVar(&c.DowntimeReplicas, flagPrefix+"downtime-replicas", c.DowntimeReplicas, "The replicas of a workload that is down. A CronJob that is down is always suspended.")
 	fs.DurationVar(&c.GracePeriod, flagPrefix+"grace-period", c.GracePeriod, "How long a workload is not scaled down after its creation.")
 	textFlag(&c.Timezone, "timezone", "The time zone of schedules that name none, such as Europe/Berlin. Without this flag such schedules are invalid.")
 	textFlag(&c.Weekdays, "weekdays", "The days of schedules that name none, such as Mon-Fri. Without this flag such schedules are invalid.")
