@@ -67,7 +67,7 @@ func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil // it is gone
-	case err != nil: // a conflict, too: the loop tries the key again at once
+	case err != nil: // a conflict, too: the loop tries the key again after 0.1 s
 		return 0, fmt.Errorf("greet %s: %w", key, err)
 	}
 	c.events.Eventf(configMap, corev1.EventTypeNormal, "Greeted", "Hello, %s", whom)

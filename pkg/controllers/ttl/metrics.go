@@ -51,7 +51,7 @@ func newControllerMetrics(reg controllers.MetricsRegistry, c *controller) *contr
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 3600, 86400}}),
 		trips: metrics.NewCounterVec(counter("breaker_trips_total",
 			"How often the limit of deletions within a minute was reached, of one namespace or in total, and more were due."), []string{"scope"}),
-		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
+		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's when an object that was due was last read.")),
 	}
 	reg.MustRegister(m.deletions, m.invalid, m.ruleErrors, m.lag, m.trips, m.skew)
 	for _, key := range c.options.Keys() {
