@@ -128,7 +128,7 @@ func writeTable(s *strings.Builder, rows []row) {
 }
 
 func writeBars(s *strings.Builder, rows []row, bars []bar) {
-	s.WriteString("\n## Bars\n\nWhat ours must not exceed. [README.md](README.md#bars) has the figures of others beside them.\n\n" +
+	s.WriteString("\n## Bars\n\nLimits that Quartermaster has set itself. [README.md](README.md#bars) has the figures of others beside them.\n\n" +
 		"| row | subject | | bar | measured | met |\n|---|---|---|---|--:|---|\n")
 	for _, b := range bars {
 		measured, met, err := b.check(rows)
