@@ -13,13 +13,14 @@ function script(attributes) {
 // synonyms has what the pages say in place of words that readers type.
 const synonyms = { disable: ['switch it off', 'switch off', 'stop one', '.enabled: false'], enable: ['switch it on', 'switches on', '.enabled: true'],
   delete: ['remove'], remove: ['delete'], rollback: ['roll back'], error: ['fail'], chart: ['helm'], ratelimit: ['throttle', 'rate limit', 'kube-api-qps'], notready: ['nostandby', 'not ready', 'readyz'],
+  memory: ['sizing', 'oomkilled'], logging: ['log level'], permissions: ['what it may do'], down: ['away'],
   scaletozero: ['emergency stop', 'replicas=0', 'to 0'] };
 
 // phrases has the key in synonyms of what readers type in several words.
 const phrases = [[/\brate[ -]?limit(s|ed|ing)?\b/g, 'ratelimit'], [/\bnot ready\b/g, 'notready'], [/\b(replicas|scale(d)?( down)? to) (0|zero)\b/g, 'scaletozero']];
 
 // weight ranks the pages that say what to do before those that explain decisions, history and measurements.
-const weight = (section) => /^(docs\/adr|bench|CHANGELOG|docs\/operate\/renamed)/.test(section.URL) ? 0.4 : /^docs\/(start|operate|controllers)\//.test(section.URL) ? 1.2 : 1;
+const weight = (section) => /^(docs\/(adr|bench)\/|CHANGELOG|docs\/operate\/renamed)/.test(section.URL) ? 0.4 : /^docs\/(start|operate|controllers)\//.test(section.URL) ? 1.2 : 1;
 
 // score is 0 if a word, or a synonym of it, is neither in the section nor in the title of its page.
 function score(section, words) {
@@ -40,7 +41,9 @@ function show() {
   results.hidden = !words.length || !sections;
   if (results.hidden) return;
   words = words.filter((w) => sections.some((s) => score(s, [w]))); // a word that no page has is left out
-  const found = !words.length ? [] : sections.map((s) => [score(s, words), s]).filter(([n]) => n).sort(([a], [b]) => b - a).slice(0, 25);
+  const ranked = (rank) => !words.length ? [] : sections.map((s) => [rank(s), s]).filter(([n]) => n).sort(([a], [b]) => b - a).slice(0, 25);
+  let found = ranked((s) => score(s, words));
+  if (!found.length) found = ranked((s) => words.reduce((sum, w) => sum + score(s, [w]), 0)); // no section has all words
   results.replaceChildren(...found.map(([, s]) => {
     const a = Object.assign(document.createElement('a'), { href: root + s.URL });
     const start = Math.max(0, s.Text.toLowerCase().indexOf(words[0]) - 60);

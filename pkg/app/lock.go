@@ -38,7 +38,8 @@ func newLock(
 	if err != nil {
 		return nil, err
 	}
-	electionMetrics, err := display.NewMetrics(registry, o.name)
+	// As of all metrics, the names do not depend on the build's name: alerts and the dashboard have them.
+	electionMetrics, err := display.NewMetrics(registry, "quartermaster")
 	if err != nil {
 		return nil, err
 	}

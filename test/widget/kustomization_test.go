@@ -62,6 +62,12 @@ func TestKustomizationIsComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	token, err := shared.AdminToken(ctx)
+	assert.NoError(t, err)
+	if _, metrics, err := fleet.Get(m.SecureURL+"/metrics", token); err != nil || !strings.Contains(metrics, "\nquartermaster_leader_election_is_leader{") {
+		t.Errorf("the build lacks the metrics of the alerts: %v", err)
+	}
+
 	namespace := shared.NewNamespace(ctx, t, nil)
 	widget := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget",
 		"metadata": map[string]any{"name": "a"}, "spec": map[string]any{"image": "nginx", "message": "hello"}}}
