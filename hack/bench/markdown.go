@@ -47,8 +47,8 @@ var summary = []struct{ what, bench, suffix string }{
 	{"no leader after a stop (SIGTERM)", "handover/SIGTERM to new holder, as a watch sees it", ""},
 	{"no leader after a crash (SIGKILL)", "failover/15/10/2, SIGKILL to new holder", ""},
 	{"no leader after a process hangs (SIGSTOP)", "failover/15/10/2, SIGSTOP to new holder", ""},
-	{"a ConfigMap changes, until its Deployment is patched; by default 1 s more", "reload/one change, sent to patch seen by a watch", ""},
-	{"100 ConfigMaps change, until 100 Deployments are patched; by default 1 s more", "reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ""},
+	{"a ConfigMap changes, until its Deployment is patched", "reload/one change, sent to patch seen by a watch", ""},
+	{"100 ConfigMaps change, until 100 Deployments are patched", "reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ""},
 	{"one Secret is copied to 200 namespaces", "replication/one Secret to 200 namespaces, all created", ""},
 	{"memory of the leader, empty cluster", "memory/empty cluster, RSS steady", ": leader"},
 	{"memory of the leader, 5,000 Secrets, 5,000 ConfigMaps, 500 Deployments", "memory/5000 Secrets and 5000 ConfigMaps of 4 KiB, 500 Deployments, RSS steady", ": leader"},
@@ -67,13 +67,13 @@ func writeSummary(s *strings.Builder, rows []row) {
 				s.WriteString(" |")
 				continue
 			}
-			switch { // the rows of a table have one scale
+			switch { // a time below a second is in ms, any other in s
 			case unit == "s" && value < 1:
 				value, unit = 1000*value, "ms"
 			case unit == "ms" && value >= 1000:
 				value, unit = value/1000, "s"
 			}
-			fmt.Fprintf(s, " %.3g %s |", value, unit)
+			fmt.Fprintf(s, " %.4g %s |", value, unit)
 		}
 		s.WriteString("\n")
 	}

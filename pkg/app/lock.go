@@ -38,8 +38,7 @@ func newLock(
 	if err != nil {
 		return nil, err
 	}
-	// As of all metrics, the names do not depend on the build's name: alerts and the dashboard have them.
-	electionMetrics, err := display.NewMetrics(registry, "quartermaster")
+	electionMetrics, err := display.NewMetrics(registry)
 	if err != nil {
 		return nil, err
 	}

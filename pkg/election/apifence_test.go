@@ -613,7 +613,7 @@ func TestServerFenceRefusesWrites(t *testing.T) {
 
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: assert.Must(display.NewMetrics(registry, "quartermaster"))}))
+	lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: assert.Must(display.NewMetrics(registry))}))
 	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), apifence.Absent)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
@@ -630,8 +630,8 @@ func TestSetServerFence(t *testing.T) {
 
 func TestMetricsAreRegisteredOnce(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	assert.Must(display.NewMetrics(registry, "quartermaster"))
-	if _, err := display.NewMetrics(registry, "quartermaster"); err == nil {
+	assert.Must(display.NewMetrics(registry))
+	if _, err := display.NewMetrics(registry); err == nil {
 		t.Error("the metrics were registered twice")
 	}
 }

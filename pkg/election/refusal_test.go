@@ -57,7 +57,7 @@ func TestLastingRefusalsAreProblems(t *testing.T) {
 				}
 				registry, logged := metrics.NewKubeRegistry(), 0
 				client := newStoreClient(store, "r")
-				lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: assert.Must(display.NewMetrics(registry, "x"))}))
+				lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: assert.Must(display.NewMetrics(registry))}))
 				logger := funcr.New(func(_, args string) {
 					if strings.Contains(args, "refuses a request for the Lease") {
 						logged++

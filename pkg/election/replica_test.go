@@ -146,7 +146,7 @@ func (e *testEvents) Eventf(_ runtime.Object, eventType, reason, format string, 
 }
 
 var testMetrics = sync.OnceValue(func() *display.Metrics {
-	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+	m, err := display.NewMetrics(metrics.NewKubeRegistry())
 	if err != nil {
 		panic(err)
 	}

@@ -109,7 +109,7 @@ func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 // TestSimulationFindsFaultsOfClientGo is the control: the simulation must find the known faults of
 // client-go's elector, or it would be too weak.
 func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
-	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+	m, err := display.NewMetrics(metrics.NewKubeRegistry())
 	assert.NoError(t, err)
 	const enough = 100
 	found := runSeeds(t, 1, enough, theirs, m, clientFence).found

@@ -37,7 +37,7 @@ var (
 // TestSimulation runs several electors against each other and against faults. On a violation it
 // prints the seed and the history; SEEDS=1 in the environment and -first-seed=SEED repeat it.
 func TestSimulation(t *testing.T) {
-	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+	m, err := display.NewMetrics(metrics.NewKubeRegistry())
 	assert.NoError(t, err)
 	began := time.Now()
 	seeds := setting(t, "SEEDS", 200)

@@ -71,6 +71,7 @@ func TestRejectionNamesWhoRefusesAndNoValue(t *testing.T) {
 		`admission webhook "w.example.com" denied the request: secret`:                                    `admission webhook "w.example.com" denied the request`,
 		`Internal error occurred: failed calling webhook "w.example.com": secret`:                         `Internal error occurred: failed calling webhook "w.example.com"`,
 		`secrets "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: secret`: `secrets "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request`,
+		`admission webhook "w.example.com" denied the request: exceeded quota: secret`:                    `admission webhook "w.example.com" denied the request`,
 		`secret, as admission webhook "w.example.com" denied the request`:                                 "Forbidden",
 	} {
 		err := newRejection(policy.Create, policy.Key{}, &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}})

@@ -134,17 +134,19 @@ type rejection struct {
 	error
 }
 
-// refuser finds the part of an API server's message that names who refuses. Its own text follows.
+// refuser finds the beginning of an API server's message that names the webhook or policy that refuses. What
+// the webhook or policy says follows.
 var refuser = regexp.MustCompile(`^(?:admission webhook "[^"]+" denied the request|Internal error occurred: failed calling webhook "[^"]+"|` +
 	`\S+ "[^"]+" is forbidden: ValidatingAdmissionPolicy '[^']+' with binding '[^']+' denied request)`)
 
 func newRejection(action policy.Action, key policy.Key, err error) rejection {
 	reason := reasonOf(err)
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
-		if message := status.Status().Message; strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
-			reason = message
-		} else if who := refuser.FindString(message); who != "" {
+		message := status.Status().Message
+		if who := refuser.FindString(message); who != "" { // first: its own text may say anything
 			reason = who
+		} else if strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
+			reason = message
 		}
 	}
 	return rejection{fmt.Sprintf("%s %s: %s", action, key, reason), err}

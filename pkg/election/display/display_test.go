@@ -27,7 +27,7 @@ func (c *setClock) Now() time.Duration { return c.now }
 // TestDisplayLeadsWhenControllersRun checks the metric is_leader and the phase.
 func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 	clock := &setClock{}
-	d := New(leaseName, "r", 10*time.Second, clock, nil, assert.Must(NewMetrics(metrics.NewKubeRegistry(), "x")))
+	d := New(leaseName, "r", 10*time.Second, clock, nil, assert.Must(NewMetrics(metrics.NewKubeRegistry())))
 	leading := func() bool { return assert.Must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
 	held := protocol.View{Holding: true, ProofUntil: time.Second}
 	d.Update(held, false)
@@ -89,7 +89,7 @@ func TestHealthFollowsRenewals(t *testing.T) {
 }
 
 func TestMetricsOfTwoLocksAreDistinct(t *testing.T) {
-	m := assert.Must(NewMetrics(metrics.NewKubeRegistry(), "x"))
+	m := assert.Must(NewMetrics(metrics.NewKubeRegistry()))
 	one := m.forLease(leaseName)
 	other := leaseName
 	other.Namespace = "other"

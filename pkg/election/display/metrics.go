@@ -14,7 +14,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-const metricsSubsystem = "leader_election"
+const (
+	metricsNamespace = "quartermaster"
+	metricsSubsystem = "leader_election"
+)
 
 // Metrics are the metrics of all locks of a process. The labels lease_namespace and name name the Lease.
 // Identities and UIDs are not labels, since their number is unbounded.
@@ -47,10 +50,10 @@ const (
 	StartWaited StartKind = "Waited" // the Lease was taken early, and the predecessors' claims have ended since
 )
 
-// NewMetrics returns the metrics, registered on registry. Their names begin with the given
-// namespace.
-func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, error) {
-	m := newMetrics(namespace)
+// NewMetrics returns the metrics, registered on registry. They have the same names in every build, since
+// alerts and the dashboard have these names.
+func NewMetrics(registry metrics.KubeRegistry) (*Metrics, error) {
+	m := newMetrics()
 	for _, metric := range []metrics.Registerable{m.leading, m.transitions,
 		m.serverFence, m.leaderProcess, m.starts, m.renewals, m.refusals, m.ended} {
 		if err := registry.Register(metric); err != nil {
@@ -61,16 +64,16 @@ func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, erro
 }
 
 // newMetrics returns metrics that do nothing until they are registered.
-func newMetrics(namespace string) *Metrics {
+func newMetrics() *Metrics {
 	lease := []string{"lease_namespace", "name"}
 	gauge := func(metric, help string, labels ...string) *metrics.GaugeVec {
 		return metrics.NewGaugeVec(&metrics.GaugeOpts{
-			Namespace: namespace, Subsystem: metricsSubsystem, Name: metric, Help: help,
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: metric, Help: help,
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], labels...))
 	}
 	counter := func(metric, help string, labels ...string) *metrics.CounterVec {
 		return metrics.NewCounterVec(&metrics.CounterOpts{
-			Namespace: namespace, Subsystem: metricsSubsystem, Name: metric, Help: help,
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: metric, Help: help,
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], labels...))
 	}
 	return &Metrics{
@@ -83,7 +86,7 @@ func newMetrics(namespace string) *Metrics {
 		starts: counter("starts_total", "Terms that this replica began to lead: Free, the Lease was released or had expired; Proved, it was taken early and "+
 			"every API server refuses the predecessors; Waited, it was taken early and the predecessors' claims have ended since.", "start"),
 		renewals: metrics.NewHistogramVec(&metrics.HistogramOpts{
-			Namespace: namespace, Subsystem: metricsSubsystem, Name: "renewal_duration_seconds",
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "renewal_duration_seconds",
 			Help:           "Time from sending a renewal to its outcome.",
 			Buckets:        []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], "result")),
@@ -101,7 +104,7 @@ type lockMetrics struct {
 // forLease returns the metrics of the lock on the Lease. Every series exists from the start, at zero.
 func (m *Metrics) forLease(lease types.NamespacedName) *lockMetrics {
 	if m == nil {
-		m = newMetrics("")
+		m = newMetrics()
 	}
 	l := &lockMetrics{Metrics: m, lease: lease}
 	for _, g := range []*metrics.GaugeVec{l.leading, l.transitions} {

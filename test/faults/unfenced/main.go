@@ -135,7 +135,7 @@ func runElector(ctx context.Context, o options, config *rest.Config, identity st
 	if err != nil {
 		return err
 	}
-	electionMetrics, err := display.NewMetrics(registry, "quartermaster")
+	electionMetrics, err := display.NewMetrics(registry)
 	if err != nil {
 		return err
 	}
